@@ -169,9 +169,9 @@ class BenchService:
 def listed(folder: Path) -> tuple[CheckpointPart, ...]:
     layers = tuple(
         CheckpointLayer(
-            layer.name,
-            WHOLE_RING,
-            tuple(CheckpointFile(file.name, file.stat().st_size) for file in sorted(layer.iterdir())),
+            folder=layer.name,
+            range=WHOLE_RING,
+            files=tuple(CheckpointFile(file.name, file.stat().st_size) for file in sorted(layer.iterdir())),
         )
         for layer in sorted(folder.iterdir())
     )

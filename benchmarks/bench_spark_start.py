@@ -54,7 +54,7 @@ def linked(folder: Path) -> FileMove:
     for place in (checkpoint, staging):
         (place / machine).touch()
     (checkpoint / "layer" / "f").write_bytes(b"content")
-    layer = CheckpointLayer("layer", WHOLE_RING, (CheckpointFile("f", 7),))
+    layer = CheckpointLayer(folder="layer", range=WHOLE_RING, files=(CheckpointFile("f", 7),))
     parts = (CheckpointPart(shard=ShardNumber(0), range=WHOLE_RING, layers=(layer,)),)
     return FileMove(
         TransferSource(

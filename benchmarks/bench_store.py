@@ -28,9 +28,10 @@ import pyarrow as pa
 
 from ebla.journal.recovery import make_durable_folder
 from ebla.model.cql_types import parse_type
-from ebla.model.identity import StoreId, TableId
+from ebla.model.identity import HistoryId, StoreId, TableId
 from ebla.model.schema import Column, ColumnKind, new_schema
 from ebla.model.token import WHOLE_RING
+from ebla.model.transaction import Revision
 from ebla.options import CommitLogMode
 from ebla.runtime.file_disk import FileDisk
 from ebla.runtime.system_rng import SystemRng
@@ -43,7 +44,7 @@ from ebla.storage.compaction.tombstone_gc import KEEP_ALL
 from ebla.storage.layers.layer import Item, build_layer
 from ebla.storage.layers.layer_facts import LayerFacts
 from ebla.storage.layers.rocks_engine import RocksEngine
-from ebla.storage.manifest import Incarnation, LayerId
+from ebla.storage.manifest import HeldRanges, Incarnation, LayerId
 from ebla.storage.merge.chunk_merge import sort_rows
 from ebla.storage.scan.scan_columns import select_values
 from ebla.storage.scan.stack_scan import ScanLayer, ScanQuery, close_scan, open_scan, scan_rows
@@ -59,6 +60,9 @@ BATCH_ROWS = 100
 TABLETS_MANY, TABLETS_SYNCED = 500, 32
 CHECKPOINT_BYTES, QUICK_CHECKPOINT_BYTES = 1 << 30, 128 << 20
 LARGE_VALUE_BYTES = 64 << 10
+GAIN_BASES_BYTES = 80 << 20
+GAINED_RANGES = 128
+HISTORY = HistoryId(uuid.UUID(int=1))
 
 
 def _column(name: str, kind: str, place: ColumnKind = ColumnKind.REGULAR) -> Column:
@@ -108,6 +112,9 @@ LIMITS: dict[str, Limit] = {
     "compact_full_rows_per_s": Limit(120_000, "rows/s", at_least=True),
     "group_commit_times": Limit(5, "times", at_least=True),
     "checkpoint_loop_ms": Limit(100, "ms"),
+    "gain_loop_ms": Limit(50, "ms"),
+    "cleanup_times": Limit(1.2, "times a full compaction"),
+    "cleanup_rows_left": Limit(0, "rows"),
 }
 
 
@@ -270,7 +277,7 @@ async def measure_columns(bench: Bench) -> None:
 
 async def _measure_scan(bench: Bench, engine: RocksEngine, what: tuple[int, bool], name: str) -> None:
     layers, with_sidecar = what
-    parts = [(bench.path(f"base{number}"), WHOLE_RING) for number in range(layers)]
+    parts = [(bench.path(f"base{number}"), (WHOLE_RING,)) for number in range(layers)]
     opened = await open_scan(engine, bench.disk, parts)
     scanned = opened if with_sidecar else [ScanLayer(one.layer) for one in opened]
     question = ScanQuery(schema=SCHEMA, columns=select_values(column.name for column in SCHEMA.columns), now_s=0)
@@ -291,7 +298,7 @@ async def measure_compactions(bench: Bench) -> None:
     await load(bench, engine, "tenth", columns_of(range(count * 9 // 10, count * 19 // 10), 3), 30)
     for other, rows in (("tenth", count * 19 // 10), ("full", count)):
         inputs = tuple(
-            CompactionInput(LayerId(number), bench.path(name), WHOLE_RING)
+            CompactionInput(LayerId(number), bench.path(name), (WHOLE_RING,))
             for number, name in enumerate(("older", other))
         )
         for number in range(bench.rounds):
@@ -408,6 +415,73 @@ async def _longest_stall(work: Awaitable[object]) -> float:
     return longest
 
 
+async def measure_gain(bench: Bench) -> None:
+    """The longest stall of the loop while half of a stack of 100 MB is hidden, a fifth of it in the live layer."""
+    engine = RocksEngine(bench.disk)
+    per_layer = GAIN_BASES_BYTES // 2 // LARGE_VALUE_BYTES
+    keys = [key for key, _ in items_of(columns_of(range(bench.rows, bench.rows + per_layer), 1), 10)]
+    facts = LayerFacts(least_us=10, greatest_us=10, rows=len(keys))
+    live = items_of(columns_of(range(bench.rows), 2), 20)
+    rings = (WHOLE_RING.split(2 * GAINED_RANGES)[::2], (WHOLE_RING,))
+    async with running_store(bench, "gained") as store:
+        for number in range(bench.rounds):
+            stack = await store.create(SCHEMA.id, WHOLE_RING)
+            for layer in range(2):
+                folder = bench.path(f"gained-{number}-{layer}")
+                await build_layer(engine, folder, zip(keys, (os.urandom(LARGE_VALUE_BYTES) for _ in keys)), facts)
+                await store.adopt_all(stack, (Adoption(folder, WHOLE_RING, folder),))
+            for batch in batches_of(live):
+                await store.write(stack, batch)
+            bench.note("gain_stack_mb", store.bytes_of(stack) / 1e6)
+            held = [HeldRanges(ranges, Revision(HISTORY, index)) for index, ranges in enumerate(rings)]
+            await store.hold_ranges(stack, held[0])
+            began = time.perf_counter()
+            stall_s = await _longest_stall(store.hold_ranges(stack, held[1]))
+            bench.note("gain_wall_ms", (time.perf_counter() - began) * 1e3)
+            bench.note("gain_loop_ms", stall_s * 1e3)
+            chosen = [key for key, _ in live[:: max(1, bench.rows // 20_000)]]
+            with CpuTimer(len(chosen)) as reading:
+                for key in chosen:
+                    (await store.open(stack)).read(key)
+            bench.note("read_hidden_us", reading.us_per_row)
+            await store.drop(stack)
+
+
+async def measure_cleanup(bench: Bench) -> None:
+    """CPU of a compaction that drops half of the rows, beside one that keeps all."""
+    engine = RocksEngine(bench.disk)
+    for number, name in enumerate(("first", "second")):
+        await load(bench, engine, name, columns_of(range(bench.rows), number), 10 + number)
+    kept = WHOLE_RING.split(2 * GAINED_RANGES)[::2]
+    cost_us: dict[bool, float] = {}
+    for number in range(bench.rounds):
+        for is_cleanup in (False, True):
+            out = bench.path(f"cleanup-{number}-{is_cleanup}")
+            job = CompactionJob(
+                incarnation=Incarnation(1),
+                inputs=tuple(
+                    CompactionInput(LayerId(layer), bench.path(name), (WHOLE_RING,))
+                    for layer, name in enumerate(("first", "second"))
+                ),
+                output=LayerId(9),
+                output_folder=out,
+                range=WHOLE_RING,
+                rule=KEEP_ALL,
+                schema=SCHEMA,
+                kept=kept if is_cleanup else None,
+            )
+            with CpuTimer(bench.rows) as compacting:
+                await run_compaction(engine, bench.disk, job)
+            cost_us[is_cleanup] = min(compacting.us_per_row, cost_us.get(is_cleanup, compacting.us_per_row))
+            if is_cleanup:
+                layer = await engine.open(out, writable=False)
+                left = sum(not any(decode_token(key) in one for one in kept) for key, _ in layer.scan(b"", None))
+                await layer.close()
+                bench.note("cleanup_rows_left", left)
+            await engine.drop(out)
+    bench.note("cleanup_times", cost_us[True] / cost_us[False])
+
+
 async def measure_many_tablets(bench: Bench) -> None:
     """500 tablets: created and written once, closed, then reopened and read once each."""
     count = TABLETS_MANY if bench.rows == ROWS else TABLETS_MANY // 10
@@ -440,6 +514,8 @@ PARTS: dict[str, Callable[[Bench], Coroutine[Any, Any, None]]] = {
     "compactions": measure_compactions,
     "group_commit": measure_group_commit,
     "checkpoint": measure_checkpoint,
+    "gain": measure_gain,
+    "cleanup": measure_cleanup,
     "tablets": measure_many_tablets,
 }
 

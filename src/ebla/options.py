@@ -243,6 +243,15 @@ class NodeOptions(msgspec.Struct, frozen=True, kw_only=True):
     num_tokens: Annotated[
         int, between(1, 1_024, "vnodes of this node: a node with twice as many gets twice the data of tables on vnodes")
     ] = 16
+    replace: Annotated[
+        str,
+        Meta(
+            description="the dead node that this one replaces when it joins: an address, a host id or a prefix of one"
+        ),
+    ] = ""
+    ignore_dead: Annotated[
+        tuple[str, ...], Meta(max_length=1_000, description="other dead nodes that the replacement does not wait for")
+    ] = ()
     commit_log: Annotated[
         CommitLogMode,
         Meta(description='a write is acknowledged when its log is on disk, "sync", or a moment before, "periodic"'),
@@ -360,6 +369,12 @@ def with_overrides(options: NodeOptions, overrides: Sequence[str], origin: str) 
     for flag in overrides:
         _override(table, flag)
     return parse(table, origin)
+
+
+def replace_overrides(replaced: str, ignored: Sequence[str]) -> tuple[str, ...]:
+    """Flags for the first start of a node that replaces another one. They are not written to its options file: later
+    starts do not replace anything."""
+    return (f"replace={_toml(replaced)}", f"ignore_dead={_toml(tuple(ignored))}")
 
 
 def render(options: NodeOptions) -> str:
@@ -481,6 +496,7 @@ def _check_together(options: NodeOptions, origin: str) -> None:
           for name in SINGLE_PORTS if name != "control"),
         (options.authenticator is Authenticator.NONE or options.superuser_password_hash, "superuser_password_hash",
          "what `ebla hash-password` prints, where authenticator is a password"),
+        (options.replace or not options.ignore_dead, "ignore_dead", "empty, unless `replace` names a dead node"),
     )  # fmt: skip
     for holds, key, allowed in rules:
         if not holds:

@@ -13,8 +13,9 @@ RUNS = PytestCheck("tests/unit/control/operations/test_runner.py")
 CRASHES = PytestCheck("tests/unit/control/operations/test_crash_points.py")
 VOTERS = PytestCheck("tests/unit/group0/test_voters.py")
 BARRIERS = PytestCheck("tests/unit/control/coordinator/test_awaited_barrier.py")
-JOIN_ACTIONS = "ebla.control.coordinator.join_actions"
+NODE_ACTIONS = "ebla.control.coordinator.node_actions"
 JOINS = "tests/sim/test_topology.py"
+OPERATIONS = "tests/sim/test_node_operations.py"
 FAULTS = f"{JOINS}::test_a_join_survives_one_fault_in_each_state"
 
 MUTATIONS = (
@@ -58,7 +59,7 @@ MUTATIONS = (
         name="coordinator-aborts-after-reads-switched",
         module="ebla.topology.apply.requests",
         function="_require_way_back",
-        find="switched = here is TransitionState.WRITE_BOTH_READ_NEW",
+        find="switched = leaves or here is TransitionState.WRITE_BOTH_READ_NEW",
         replace="return",
         check=REQUESTS,
         why="the operator is promised a rollback that never comes",
@@ -85,8 +86,8 @@ MUTATIONS = (
         name="coordinator-excluded-node-blocks",
         module="ebla.topology.request_queue",
         function="_blockers",
-        find="(*snapshot.state.ignored_nodes, *gone)",
-        replace="gone",
+        find="(*snapshot.excluded_hosts, *request.presumed_dead)",
+        replace="request.presumed_dead",
         check=QUEUE,
         why="after a failover no node can join until the dead one is back",
     ),
@@ -103,8 +104,8 @@ MUTATIONS = (
         name="coordinator-left-host-stays-a-member",
         module="ebla.group0.operation_table",
         function="_plan_remove",
-        find="members=(msgspec.structs.replace(known, role=MemberRole.REMOVED),), commands=commands",
-        replace="members=(known,), commands=commands",
+        find="members=(removed,)",
+        replace="members=(known,)",
         check=RUNS,
         why="a node that left still votes",
     ),
@@ -112,8 +113,8 @@ MUTATIONS = (
         name="coordinator-left-without-a-barrier",
         module="ebla.group0.operation_table",
         function="removal_commands",
-        find="return (done,) if fence else ()",
-        replace="return (done,)",
+        find="return (_last_step(snapshot, node, now_ms, fence),) if fence else ()",
+        replace="return (_last_step(snapshot, node, now_ms, fence),)",
         check=RUNS,
         why="the removal of a node on its way out is refused until the coordinator is back",
     ),
@@ -157,15 +158,15 @@ MUTATIONS = (
         name="coordinator-joining-node-counts-for-seats",
         module="ebla.group0.voters",
         function="choose_voters",
-        find="one.member.present and not one.joining",
+        find="one.member.present and not one.unsettled",
         replace="one.member.present",
         check=VOTERS,
         why="a node that may be rolled back decides about commits",
     ),
     Mutation(
         name="coordinator-barrier-skipped",
-        module=JOIN_ACTIONS,
-        function="JoinActions.barrier",
+        module=NODE_ACTIONS,
+        function="NodeActions.wait_version",
         find="await self._deps.topology.barriers.wait_all(version, lambda: awaited_hosts(self._run.snapshot), explain)",
         replace="",
         check=PytestCheck(f"{FAULTS}[write_both_read_old-barrier_refused]"),
@@ -182,7 +183,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="coordinator-excluded-node-waited-for",
-        module=JOIN_ACTIONS,
+        module=NODE_ACTIONS,
         function="awaited_hosts",
         find="and node.host not in snapshot.state.ignored_nodes",
         replace="",
@@ -191,8 +192,8 @@ MUTATIONS = (
     ),
     Mutation(
         name="coordinator-fence-left-behind",
-        module=JOIN_ACTIONS,
-        function="JoinActions._advance",
+        module=NODE_ACTIONS,
+        function="NodeActions._advance",
         find="fence=fence",
         replace="fence=TopologyVersion(0)",
         check=PytestCheck(f"{FAULTS}[write_both_read_new-aborted]"),
@@ -200,8 +201,8 @@ MUTATIONS = (
     ),
     Mutation(
         name="coordinator-reads-switched-before-streaming-ended",
-        module=JOIN_ACTIONS,
-        function="JoinActions._run_streams",
+        module=NODE_ACTIONS,
+        function="NodeActions._run_streams",
         find="if result is not None and result.is_done:",
         replace="if result is not None:",
         check=PytestCheck(f"{FAULTS}[write_both_read_old-spark_unavailable]"),
@@ -209,12 +210,48 @@ MUTATIONS = (
     ),
     Mutation(
         name="coordinator-order-outlives-its-state",
-        module=JOIN_ACTIONS,
-        function="JoinActions._run_streams",
+        module=NODE_ACTIONS,
+        function="NodeActions._run_streams",
         find="streams.give(None)",
         replace="pass",
         check=PytestCheck(f"{JOINS}::test_an_aborted_join_ends_its_streams"),
         why="the pipeline repeats the streams of a join that was rolled back, under a closed session, for ever",
+    ),
+    Mutation(
+        name="coordinator-leaving-voter-loses-its-tokens",
+        module=NODE_ACTIONS,
+        function="NodeActions._pass",
+        find="await self._wait_demoted(node)",
+        replace="pass",
+        check=PytestCheck(f"{OPERATIONS}::test_the_leader_leaves"),
+        why="the node is stopped while the others still need its vote",
+    ),
+    Mutation(
+        name="coordinator-leave-completed-without-its-barrier",
+        module=NODE_ACTIONS,
+        function="NodeActions._leave",
+        find="fence = await self._barrier_of(node, row)",
+        replace="fence = snapshot.version",
+        check=PytestCheck(f"{OPERATIONS}::test_a_leave_waits_for_every_node_before_it_stops_the_node"),
+        why="the node is stopped while others still send it requests",
+    ),
+    Mutation(
+        name="coordinator-removed-node-not-refused",
+        module="ebla.wire.server",
+        function="RpcServerConnection._objection",
+        find="if theirs.host in self._server.left and theirs.process != OPERATOR_PROCESS:",
+        replace="if False:",
+        check=PytestCheck(f"{OPERATIONS}::test_a_removed_node_that_returns_is_refused_and_ends"),
+        why="a removed node that was paused goes on serving",
+    ),
+    Mutation(
+        name="coordinator-rebuild-purges-tombstones",
+        module="ebla.replica.stack_plan",
+        function="plan_shard",
+        find="or _is_rebuilt(snapshot, own)",
+        replace="",
+        check=PytestCheck("tests/unit/replica/test_stack_plan.py"),
+        why="a rebuild brings rows back whose deletion the node has purged meanwhile",
     ),
     Mutation(
         name="coordinator-left-host-kept-in-group0",

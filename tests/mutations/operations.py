@@ -5,7 +5,7 @@ from tests.mutations.framework import Mutation, PytestCheck, SimSeeds
 CRASHES = PytestCheck("tests/unit/control/operations/test_crash_points.py")
 RUNS = PytestCheck("tests/unit/control/operations/test_runner.py")
 STORE_TESTS = PytestCheck("tests/unit/group0/test_store.py")
-JOIN_TESTS = PytestCheck("tests/unit/control/coordinator/test_join_actions.py")
+JOIN_TESTS = PytestCheck("tests/unit/control/coordinator/test_node_actions.py")
 REQUESTS = PytestCheck("tests/unit/control/operations/test_requests.py")
 CHOICE_TESTS = PytestCheck("tests/unit/control/group0/test_voter_assignment.py")
 VOTER_TESTS = PytestCheck("tests/unit/group0/test_voters.py")
@@ -80,8 +80,8 @@ MUTATIONS = (
     ),
     Mutation(
         name="operation-half-added-host-driven-on",
-        module="ebla.control.coordinator.join_actions",
-        function="JoinActions._commit_for",
+        module="ebla.control.coordinator.node_actions",
+        function="NodeActions._commit_for",
         find="if found is not None and node.host in found.value.hosts:",
         replace="if found is None:",
         check=JOIN_TESTS,

@@ -65,7 +65,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="joins-barrier-forgets-who-comes-in",
-        module="ebla.control.coordinator.join_actions",
+        module="ebla.control.coordinator.node_actions",
         function="awaited_hosts",
         find="if node.state is not NodeState.NONE",
         replace="if node.state is NodeState.NORMAL",

@@ -267,7 +267,7 @@ class FlightRig:
         for name, data in files.items():
             (folder / name).write_bytes(data)
             listed.append(CheckpointFile(name, len(data), (folder / name).stat().st_ino))
-        return CheckpointLayer(folder.name, WHOLE_RING, tuple(listed))
+        return CheckpointLayer(folder=folder.name, range=WHOLE_RING, files=tuple(listed))
 
     async def target(self, kind: StagingKind, token_range: TokenRange = WHOLE_RING) -> TransferTarget:
         transfer = TransferId(uuid.uuid4())

@@ -3,40 +3,24 @@
 Afterwards every replica holds every row that the ring gives it, and no request has failed but those that were in flight
 at a killed node."""
 
+import json
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
 import pytest
-from tests.cluster.conftest import LocalNodes
-from tests.cluster.joining import LEASES, NewNode, change_setting, pause_at, release, wait_paused, wait_until
-from tests.pipeline.clusters import (
-    SETTINGS,
-    VALUE_BYTES,
-    PipelineCluster,
-    Replicas,
-    new_keyspace,
-    run_command,
-    some_rows,
-)
-from tests.pipeline.quorum_load import QuorumLoad
-from tests.pipeline.served_nodes import NODES, PATIENCE_S, STEADY
+from tests.cluster.joining import pause_at, release, wait_paused, wait_until
+from tests.pipeline.changing_cluster import ChangingCluster, running
+from tests.pipeline.clusters import run_command
+from tests.pipeline.served_nodes import PATIENCE_S
 
-from ebla.cli.cluster.local_cluster import LocalNode
-from ebla.cli.cluster.node_calls import read_snapshot
 from ebla.control.fault_points import FaultPoint
-from ebla.model.token import token_of
-from ebla.topology.routing.replica_sets import ReplicaSets
 
-VNODES = "vnodes"
 SMALL_BYTES, LARGE_BYTES = 10 << 20, 200 << 20
 LARGE_S = 600.0
 ROLLED_BACK_S = 10.0
-NOTICING = ("limits.peer_silence_ms=3000",)
-"""Long enough that a busy machine does not make nodes look down, and shorter than the time that a load allows."""
 AT_FULL_SPEED = ("limits.transfer_bytes_per_second_max=1000000000",)
 KILLED_AT = (
     FaultPoint.JOIN_GROUP0_AFTER_ACTION,
@@ -46,70 +30,15 @@ KILLED_AT = (
 )
 
 
-class JoinCluster(PipelineCluster):
-    """Nodes with a pipeline and a table on vnodes, of which all replicas have the same rows."""
-
-    def __init__(self, local: LocalNodes, size_bytes: int) -> None:
-        super().__init__(local)
-        change_setting(self.node(0), "leases", LEASES)
-        new_keyspace(self, VNODES, tablets=0)
-        self.table = Replicas(self, VNODES, "t")
-        self.rows = some_rows(range(size_bytes // VALUE_BYTES), 2_000, 1)
-        for number in range(NODES):
-            self.table.write(number, self.rows)
-
-    @property
-    def nodes(self) -> list[LocalNode]:
-        return self.local.nodes
-
-    def new_node(self) -> NewNode:
-        new = NewNode(self.local)
-        self.processes.append(new.process)
-        return new
-
-    def forget(self, new: NewNode) -> None:
-        """Its process has ended."""
-        self.processes.remove(new.process)
-
-    def load(self) -> QuorumLoad:
-        return QuorumLoad([node.options.address for node in self.nodes], self.table.name)
-
-    def kill_and_start(self, node: LocalNode, load: QuorumLoad | None = None) -> None:
-        number = self.nodes.index(node)
-        if load is not None:
-            load.note_kill()
-        self.kill_node(number)
-        self.processes[number] = self.local.start(number)
-
-    def check_rows(self) -> None:
-        """Ranges that a node has lost to another stay on its disk."""
-        replicas = ReplicaSets(read_snapshot(self.local.data)).of(self.table.table)
-        owners = {key: [one.host for one in replicas.reading(token_of(key.to_bytes(4)))] for key in self.rows}
-        assert {len(hosts) for hosts in owners.values()} == {NODES}
-        for number, node in enumerate(self.nodes):
-            host, held = self.host(number), self.table.held(number)
-            owned = [key for key in self.rows if host in owners[key]]
-            wrong = [key for key in owned if held.get(key) != self.rows[key]]
-            assert owned, f"{node.name} is a replica of some rows"
-            assert not wrong, f"{node.name}: {len(wrong)} of {len(owned)} rows are missing or wrong: {wrong[:5]}"
-
-
-@contextmanager
-def running(folder: Path, size_bytes: int, settings: tuple[str, ...] = ()) -> Iterator[JoinCluster]:
-    local = LocalNodes(folder / "nodes", NODES, (*STEADY, *SETTINGS, *NOTICING, *settings))
-    try:
-        yield JoinCluster(local, size_bytes)
-    finally:
-        local.end_all()
-
-
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory, archives: Path) -> Iterator[JoinCluster]:
+def cluster(tmp_path_factory: pytest.TempPathFactory, archives: Path) -> Iterator[ChangingCluster]:
     with running(tmp_path_factory.mktemp("join"), SMALL_BYTES) as made:
         yield made
 
 
-def test_a_node_joins_under_load_while_the_leader_is_killed_in_the_middle_of_streaming(cluster: JoinCluster) -> None:
+def test_a_node_joins_under_load_while_the_leader_is_killed_as_it_streams(
+    cluster: ChangingCluster,
+) -> None:
     with cluster.load() as load:
         pause_at(cluster.nodes, FaultPoint.STREAM_BEFORE_SEAL)
         new = cluster.new_node()
@@ -122,7 +51,20 @@ def test_a_node_joins_under_load_while_the_leader_is_killed_in_the_middle_of_str
     cluster.wait_clean()
 
 
-def test_an_abort_in_the_middle_of_streaming_is_rolled_back_with_nothing_staged(cluster: JoinCluster) -> None:
+def test_cleanup_leaves_to_each_node_what_it_holds(cluster: ChangingCluster) -> None:
+    owners = cluster.owners()
+    for number, node in enumerate(cluster.nodes):
+        done = run_command(cluster, "cleanup", node.name, "--json")
+        assert done.returncode == 0, done.stderr
+        cleaned = json.loads(done.stdout)
+        assert cleaned["node"] == node.name
+        assert 0 < cleaned["after_bytes"] <= cleaned["before_bytes"]
+        held = {key for key in cluster.table.held(number) if key in owners}
+        assert held == {key for key, hosts in owners.items() if cluster.host(number) in hosts}
+    cluster.check_rows()
+
+
+def test_an_abort_in_the_middle_of_streaming_is_rolled_back_with_nothing_staged(cluster: ChangingCluster) -> None:
     members = list(cluster.nodes)
     with cluster.load() as load:
         pause_at(members, FaultPoint.STREAM_BEFORE_ADOPT)
@@ -141,7 +83,7 @@ def test_an_abort_in_the_middle_of_streaming_is_rolled_back_with_nothing_staged(
     cluster.check_rows()
 
 
-def aborted(cluster: JoinCluster, request: str) -> bool:
+def aborted(cluster: ChangingCluster, request: str) -> bool:
     """Waits for the end of the rollback."""
     done = run_command(cluster, "topology", "abort", request, "--reason", "a test")
     assert done.returncode == 0, done.stderr
@@ -149,7 +91,7 @@ def aborted(cluster: JoinCluster, request: str) -> bool:
 
 
 @pytest.mark.long
-def test_a_node_joins_while_the_leader_is_killed_in_each_state(cluster: JoinCluster) -> None:
+def test_a_node_joins_while_the_leader_is_killed_in_each_state(cluster: ChangingCluster) -> None:
     """One leader after the other, each in the state that the last one had left to it."""
     members = list(cluster.nodes)
     with cluster.load() as load:
@@ -159,7 +101,7 @@ def test_a_node_joins_while_the_leader_is_killed_in_each_state(cluster: JoinClus
             leader = wait_paused(members, point)
             release([node for node in members if node != leader], point)
             cluster.kill_and_start(leader, load)
-            wait_until(partial(is_answering, cluster, leader), f"{leader.name} answers")
+            wait_until(partial(cluster.is_answering, leader), f"{leader.name} answers")
             pause_at([leader], *KILLED_AT[number + 1 :])
         new.wait_normal()
         cluster.wait_up()
@@ -169,7 +111,7 @@ def test_a_node_joins_while_the_leader_is_killed_in_each_state(cluster: JoinClus
 
 
 @pytest.mark.long
-def test_an_aborted_join_is_rolled_back_although_the_leader_is_killed_meanwhile(cluster: JoinCluster) -> None:
+def test_an_aborted_join_is_rolled_back_although_the_leader_is_killed_meanwhile(cluster: ChangingCluster) -> None:
     members = list(cluster.nodes)
     with cluster.load() as load:
         pause_at(members, FaultPoint.STREAM_CHECKPOINTED, FaultPoint.LEFT_TOKEN_RING_AFTER_ACTION)
@@ -190,7 +132,7 @@ def test_an_aborted_join_is_rolled_back_although_the_leader_is_killed_meanwhile(
 
 
 @pytest.mark.long
-def test_a_join_waits_for_a_pipeline_that_was_killed_while_it_streamed(cluster: JoinCluster) -> None:
+def test_a_join_waits_for_a_pipeline_that_was_killed_while_it_streamed(cluster: ChangingCluster) -> None:
     members = list(cluster.nodes)
     cluster.wait_pipeline()
     with cluster.load() as load:
@@ -218,8 +160,3 @@ def test_a_node_joins_nodes_with_much_data_under_load(tmp_path_factory: pytest.T
         assert load.failed_in_flight == 0
         cluster.check_rows()
         cluster.wait_clean()
-
-
-def is_answering(cluster: JoinCluster, node: LocalNode) -> bool:
-    number = cluster.nodes.index(node)
-    return cluster.local.view_from(number).nodes[0].group0 is not None

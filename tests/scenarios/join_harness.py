@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import msgspec
 from tests.scenarios.leadership_harness import Names
 from tests.scenarios.raft_harness.transcript import Command
-from tests.unit.topology.world import World
+from tests.unit.topology.world import FEATURES, Coordinator, World
 
 from ebla.group0.join_admission import AdmissionView, admission_error, is_submitted, join_commands, learner_of
 from ebla.group0.join_handshake import JoinHandshake, JoinPhase, SendRequest, restart_refusal
@@ -34,6 +34,8 @@ class NewNode:
     cluster: str = "ours"
     name: str = "ours"
     storage_format: int = DATA_FORMAT
+    replaced: str = ""
+    ignored: tuple[str, ...] = ()
     starts: int = 0
     accepted: str | None = None
     """The attempt, once its acceptance is durable."""
@@ -71,7 +73,7 @@ class JoinCluster:
         return Node(
             host=self.host(name),
             datacenter="dc1",
-            rack="r1",
+            rack=command.option("rack", "r1"),
             shard_count=int(command.option("shards", "2")),
             ignore_msb=0,
             release_version="1.0",
@@ -94,6 +96,7 @@ class JoinCluster:
             cluster_name="ours",
             snapshot=self.world.snapshot,
             members=self.members,
+            liveness=self.world.liveness,
         )
 
     def receive(self, node: NewNode, attempt: str) -> EblaError | None:
@@ -103,6 +106,8 @@ class JoinCluster:
             cluster_name=node.name,
             node=node.row,
             storage_format=node.storage_format,
+            replaced=self.named(node.replaced),
+            ignored=tuple(map(self.named, node.ignored)),
         )
         error = admission_error(self.view(), request)
         if error is not None:
@@ -115,6 +120,21 @@ class JoinCluster:
         self.world.commit(applied)
         self.say(f"receiver: commits {attempt}")
         return None
+
+    def named(self, name: str) -> str:
+        """A host's letter as its id; what is no letter stays as it is."""
+        return str(self.host(name)) if len(name) == 1 else name
+
+    def die(self, command: Command) -> None:
+        self.world.dead |= {self.host(name) for name in command.words}
+
+    def member(self, command: Command) -> None:
+        """A node of the cluster that has joined before."""
+        row = self.row(command.words[0], command)
+        self.world.ask_to_join(msgspec.structs.replace(row, supported_features=FEATURES))
+        Coordinator(self.world).settle()
+        attempt = self.attempt(f"{command.words[0]}1")
+        self.members[member_key(row.host)] = learner_of(row, PORT, attempt)
 
     def lead(self, command: Command) -> None:
         self.leader = command.words[0]
@@ -148,6 +168,8 @@ class JoinCluster:
             cluster=command.option("cluster", "ours"),
             name=command.option("name", "ours"),
             storage_format=int(command.option("format", str(DATA_FORMAT))),
+            replaced=command.option("replace", ""),
+            ignored=tuple(filter(None, command.option("ignore", "").split(","))),
         )
         self.start(command)
 
@@ -259,6 +281,8 @@ COMMANDS: dict[str, Callable[[JoinCluster, Command], None]] = {
     "create": JoinCluster.create,
     "lead": JoinCluster.lead,
     "open": JoinCluster.open_requests,
+    "member": JoinCluster.member,
+    "die": JoinCluster.die,
     "begin": JoinCluster.begin,
     "reject": JoinCluster.reject,
     "add": JoinCluster.add,

@@ -4,42 +4,20 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 
 import pytest
+from tests.sim.topology_rig import END_S, ENDED, JOINED, NODES, OUTAGE_S, TopologyRig, commit
 
 from ebla.control.fault_points import FaultPoint
 from ebla.group0.members import member_key
-from ebla.model.errors import EblaError
 from ebla.model.identity import ClusterId
-from ebla.node.control_process import ControlProcess
-from ebla.ports.environment import Environment
 from ebla.sim.checkers.rows_barriers import BarrierLedger
-from ebla.sim.clusters.growing_nodes import GrowingCluster, build_cluster
 from ebla.sim.clusters.nodes import SimCluster, SimNode
 from ebla.sim.clusters.transfer_nodes import supervise_pipelines
 from ebla.sim.disk import DiskFault
 from ebla.sim.scenario import find_scenario, run_scenario
-from ebla.sim.scenarios.failover import TableMaker
-from ebla.sim.scenarios.rows import check_replicas, start_row_clients
-from ebla.sim.scenarios.topology import unsettled
-from ebla.sim.transfers.spark_engine import NO_ENGINE_FAULTS
-from ebla.sim.workloads.rows_client import RowsLoad
-from ebla.sim.workloads.rows_table import COLUMNS
-from ebla.sim.workloads.topology_driver import ON_VNODES
 from ebla.sim.world import World
-from ebla.topology.apply.command import Rejection, apply_commands
-from ebla.topology.commands import AdvanceNode, Command, RollBackNode
-from ebla.topology.snapshot import NodeRequest
+from ebla.topology.commands import AdvanceNode, RollBackNode
 from ebla.topology.states import NodeState, TransitionState
 from ebla.wire.fault_messages import FaultKind
-from ebla.wire.schema_messages import CreateTableRequest, SchemaRequest
-from ebla.wire.topology_messages import AbortTopologyRequest
-from ebla.wire.verbs import ABORT_REQUEST, SCHEMA
-
-NODES = 3
-CALL_MS = 10_000
-OUTAGE_S = 4.0
-"""Shorter than `peer_timeout_ms` of these clusters: what comes back in time continues."""
-END_S = 90.0
-JOINED, ENDED = NodeState.NORMAL, NodeState.LEFT
 
 
 @pytest.mark.parametrize("seed", range(1, 3))
@@ -57,130 +35,10 @@ def test_the_same_seed_gives_the_same_run() -> None:
 # ---- one fault in each state
 
 
-class JoinRig:
-    """Three nodes with rows, and more that join."""
-
-    def __init__(self, world: World) -> None:
-        self.world = world
-        self.cluster: GrowingCluster = build_cluster(world, NODES)
-        self.cluster.engine.faults = NO_ENGINE_FAULTS
-        self.load = RowsLoad(cluster=self.cluster)
-        self.old = list(self.cluster.nodes)
-        self.causes: dict[str, None] = {}
-
-    async def start(self) -> None:
-        for unit in (*self.cluster.executor_units(), *self.cluster.units()):
-            unit.start()
-        await self.cluster.wait_all_normal()
-
-        async def make_tables(environment: Environment) -> None:
-            async with asyncio.TaskGroup() as tasks:
-                await TableMaker(environment, self.load, self.old[0], tasks).run()
-
-        maker = self.cluster.start_beside(self.old[0], "driver", make_tables)
-        await self.until(lambda: len(self.load.tables) == 2, "the tables are there")
-        maker.kill()
-        start_row_clients(self.load, 1, 2)
-
-    async def join(self) -> SimNode:
-        """Until its request is committed."""
-        node = self.cluster.grow()
-        for unit in node.units():
-            unit.start()
-        await self.until(lambda: self.cluster.state_of(node) is not None, f"{node.control.name} has a row")
-        return node
-
-    async def until(self, reached: Callable[[], bool], what: str, seconds: float = END_S) -> None:
-        self.world.check(await self.world.wait_for(reached, seconds), f"not within {seconds} s: {what}")
-
-    # ---- the coordinator
-
-    def leader(self) -> SimNode:
-        found = self.cluster.leader()
-        assert found is not None, "a node coordinates"
-        return found[0]
-
-    def processes(self) -> list[ControlProcess]:
-        return [process for node in self.cluster.present() if (process := node.live_control) is not None]
-
-    def stop_at(self, point: FaultPoint) -> None:
-        for process in self.processes():
-            process.fault_points.set(point, FaultKind.PAUSE)
-
-    def release(self, point: FaultPoint) -> None:
-        for process in self.processes():
-            process.fault_points.release(point)
-
-    def is_stopped(self, point: FaultPoint) -> bool:
-        views = [view for process in self.processes() for view in process.fault_points.points()]
-        return any(view.name == point and view.waiting for view in views)
-
-    def request_of(self, node: SimNode) -> NodeRequest:
-        newest = self.cluster.newest()
-        assert newest is not None, "a node runs"
-        return next(one for one in newest.node_requests.values() if one.host == node.host)
-
-    async def abort(self, node: SimNode) -> str:
-        """The refusal; empty: it is stored."""
-        connection = self.cluster.connection(self.world.scenario_environment("operator"), "operator", *self.old)
-        request = AbortTopologyRequest(request=self.request_of(node).id, reason="by a test")
-        try:
-            await connection.call(ABORT_REQUEST, request, CALL_MS)
-        except EblaError as error:
-            return error.message
-        finally:
-            connection.leave()
-        return ""
-
-    async def change_schema(self) -> None:
-        """The change is committed, and its caller does not wait until all nodes have it."""
-        connection = self.cluster.connection(self.world.scenario_environment("schema"), "schema", self.leader())
-        change = CreateTableRequest(keyspace=ON_VNODES, name="late", columns=COLUMNS)
-        with pytest.raises(EblaError):
-            await connection.call(SCHEMA, SchemaRequest(change), 300)
-        connection.leave()
-
-    async def note_causes(self, node: SimNode) -> None:
-        """What the join waited for, until cancelled."""
-        while True:
-            await asyncio.sleep(0.2)
-            cause = self.cluster.cause_of(self.request_of(node).id)
-            self.causes[cause.split(":")[0]] = None
-
-    # ---- the end
-
-    async def end(self, node: SimNode) -> NodeState:
-        """Once nothing is left to do, with all rows in place."""
-        rest = [one for one in self.cluster.present() if one is not node]
-
-        def is_over() -> bool:
-            state = self.cluster.state_of(node)
-            if state is ENDED and node.control.down:
-                self.cluster.retire(node)
-            for one in self.cluster.present():
-                if one in rest or self.cluster.state_of(one) is not ENDED:
-                    self.restart(one)
-            return unsettled(self.cluster) is None
-
-        await self.until(is_over, f"the join ends: {unsettled(self.cluster)}")
-        await self.load.stop(self.world, END_S)
-        await self.until(self._all_serve, "all serve")
-        await check_replicas(self.load)
-        return ENDED if node.host in self.cluster.retired else JOINED
-
-    def _all_serve(self) -> bool:
-        return all(shard.process is not None and shard.process.serves() for shard in self.cluster.shards())
-
-    def restart(self, node: SimNode) -> None:
-        for unit in node.units():
-            if unit.down:
-                unit.start()
+Strike = Callable[[TopologyRig, SimNode], Awaitable[None]]
 
 
-Strike = Callable[[JoinRig, SimNode], Awaitable[None]]
-
-
-async def coordinator_dies(rig: JoinRig, _node: SimNode) -> None:
+async def coordinator_dies(rig: TopologyRig, _node: SimNode) -> None:
     leader = rig.leader()
     for unit in leader.units():
         unit.kill()
@@ -188,7 +46,7 @@ async def coordinator_dies(rig: JoinRig, _node: SimNode) -> None:
     rig.restart(leader)
 
 
-async def new_node_dies(rig: JoinRig, node: SimNode) -> None:
+async def new_node_dies(rig: TopologyRig, node: SimNode) -> None:
     """For longer than `peer_timeout_ms`, except where the join cannot be rolled back any more."""
     node.control.crash()
     await asyncio.sleep(3 * OUTAGE_S)
@@ -196,14 +54,14 @@ async def new_node_dies(rig: JoinRig, node: SimNode) -> None:
         rig.restart(node)
 
 
-async def source_dies(rig: JoinRig, _node: SimNode) -> None:
+async def source_dies(rig: TopologyRig, _node: SimNode) -> None:
     source = next(one for one in rig.old if one is not rig.leader())
     source.control.crash()
     await asyncio.sleep(OUTAGE_S)
     rig.restart(source)
 
 
-async def link_cut(rig: JoinRig, node: SimNode) -> None:
+async def link_cut(rig: TopologyRig, node: SimNode) -> None:
     network, leader = rig.world.network, rig.leader()
     pairs = [(one.name, two.name) for one in leader.units() for two in node.units()]
     for one, two in pairs:
@@ -213,7 +71,7 @@ async def link_cut(rig: JoinRig, node: SimNode) -> None:
     network.heal()
 
 
-async def barrier_refused(rig: JoinRig, _node: SimNode) -> None:
+async def barrier_refused(rig: TopologyRig, _node: SimNode) -> None:
     """A process of another node stands still, and its node does not acknowledge the next version."""
     stopped = next(one for one in rig.old if one is not rig.leader()).shards[0].unit
     stopped.pause()
@@ -222,18 +80,18 @@ async def barrier_refused(rig: JoinRig, _node: SimNode) -> None:
     stopped.resume()
 
 
-async def disk_full(rig: JoinRig, node: SimNode) -> None:
+async def disk_full(rig: TopologyRig, node: SimNode) -> None:
     disk = node.control.machine.disk
     with disk.inject(DiskFault(capacity_bytes=disk.used_bytes() + 100)):
         await asyncio.sleep(OUTAGE_S)
 
 
-async def spark_unavailable(rig: JoinRig, _node: SimNode) -> None:
+async def spark_unavailable(rig: TopologyRig, _node: SimNode) -> None:
     rig.cluster.engine.lose(OUTAGE_S)
     await asyncio.sleep(OUTAGE_S)
 
 
-async def aborted(rig: JoinRig, node: SimNode) -> None:
+async def aborted(rig: TopologyRig, node: SimNode) -> None:
     refusal = await rig.abort(node)
     newest = rig.cluster.newest()
     assert newest is not None, "a node runs"
@@ -286,7 +144,7 @@ CAUSES: Mapping[tuple[TransitionState | None, Strike], str] = {
 @pytest.mark.parametrize("state", STATES, ids=lambda state: state or "queued")
 def test_a_join_survives_one_fault_in_each_state(state: TransitionState | None, strike: Strike) -> None:
     async def tell(world: World) -> None:
-        rig = JoinRig(world)
+        rig = TopologyRig(world)
         async with asyncio.TaskGroup() as tasks:
             beside = [tasks.create_task(supervise_pipelines(rig.cluster))]
             await rig.start()
@@ -308,7 +166,7 @@ def test_a_join_survives_one_fault_in_each_state(state: TransitionState | None, 
     World(7, 60.0).run(tell)
 
 
-async def stop_in(rig: JoinRig, state: TransitionState | None) -> FaultPoint:
+async def stop_in(rig: TopologyRig, state: TransitionState | None) -> FaultPoint:
     """The last node that was added joins, and the coordinator has stopped in this state, before its barrier."""
     is_left = state is TransitionState.LEFT_TOKEN_RING
     stops_in = TransitionState.COMMIT_CDC_GENERATION if state is QUEUED or is_left else state
@@ -330,7 +188,7 @@ async def stop_in(rig: JoinRig, state: TransitionState | None) -> FaultPoint:
 
 def test_an_aborted_join_ends_its_streams() -> None:
     async def tell(world: World) -> None:
-        rig = JoinRig(world)
+        rig = TopologyRig(world)
         async with asyncio.TaskGroup() as tasks:
             supervising = tasks.create_task(supervise_pipelines(rig.cluster))
             await rig.start()
@@ -371,13 +229,6 @@ def test_a_member_whose_row_is_left_is_removed() -> None:
         assert await world.wait_for(lambda: not store.members[member_key(new.host)].present, END_S)
 
     World(7, 60.0).run(tell)
-
-
-async def commit(process: ControlProcess, command: Command) -> None:
-    applied = apply_commands(process.topology.snapshot, (command,))
-    assert not isinstance(applied, Rejection), applied
-    assert process.leadership is not None
-    await process.leadership.group0.running.client.transact(applied.transaction, CALL_MS)
 
 
 async def _coroutine(work: Awaitable[None]) -> None:

@@ -71,7 +71,8 @@ def _sent(ledger: TransfersLedger, disk: ProcessDisk, *layers: bytes) -> None:
     for place, data in enumerate(layers):
         _written(disk, f"/data/from/{place}/f", data)
     listed = tuple(
-        CheckpointLayer(str(place), WHOLE_RING, (CheckpointFile("f", len(data)),)) for place, data in enumerate(layers)
+        CheckpointLayer(folder=str(place), range=WHOLE_RING, files=(CheckpointFile("f", len(data)),))
+        for place, data in enumerate(layers)
     )
     part = CheckpointPart(shard=ShardNumber(0), range=WHOLE_RING, layers=listed)
     address = Address("10.0.0.1", 7001)

@@ -184,7 +184,7 @@ class SimRig:
             CheckpointFile(name, len(self._disk.watch(f"{below}/{name}")()), self._disk.inode(f"{below}/{name}"))
             for name in self._disk.list_folder(below)
         ]
-        return CheckpointLayer(f"layer-{place}", WHOLE_RING, tuple(files))
+        return CheckpointLayer(folder=f"layer-{place}", range=WHOLE_RING, files=tuple(files))
 
     async def target(self, kind: StagingKind, token_range: TokenRange = WHOLE_RING) -> TransferTarget:
         transfer, host = TransferId(self._rng.uuid()), HostId(self._rng.uuid())

@@ -186,6 +186,7 @@ def test_own_address_is_no_peer() -> None:
         ({"authenticator": "password"}, "superuser_password_hash"),
         ({"superuser_password_hash": "clay"}, "superuser_password_hash"),
         ({"client_tls": "maybe"}, "client_tls"),
+        ({"ignore_dead": ["127.0.0.3"]}, "ignore_dead"),
     ],
 )
 def test_what_does_not_fit_clients_is_told(table: dict[str, Any], key: str) -> None:

@@ -12,11 +12,11 @@ from ebla.feed.topology_view import View
 from ebla.model.consistency import ConsistencyLevel, RequiredReplies, required_replies
 from ebla.model.errors import TooFewReplicas
 from ebla.model.identity import HostId, TableId
-from ebla.model.token import WHOLE_RING, Token, TokenRange
+from ebla.model.token import WHOLE_RING, Token, TokenRange, merge_ranges
 from ebla.request.write_plan import table_replicas
 from ebla.topology.snapshot import Snapshot
 from ebla.topology.states import NodeState
-from ebla.transfers.token_ranges import format_range, merge_ranges, replica_ranges
+from ebla.transfers.token_ranges import format_range, replica_ranges
 from ebla.wire.table_calls import ReadRange, StackSizeEstimate
 
 LEAST_BYTES = 64 << 10

@@ -14,14 +14,14 @@ from ebla.feed.topology_view import View
 from ebla.model.consistency import ConsistencyLevel, RequiredReplies, required_replies
 from ebla.model.errors import TooFewReplicas
 from ebla.model.identity import HostId, Replica, SessionId, TableId, TransferId
-from ebla.model.token import WHOLE_RING, TokenRange
+from ebla.model.token import WHOLE_RING, TokenRange, merge_ranges
 from ebla.model.transfers import StagingKind, TransferTarget
 from ebla.request.write_acks import AckCounter, AckRule, make_ack_rule
 from ebla.request.write_plan import table_replicas
 from ebla.topology.routing.replica_sets import WriteReplicas, count_by_datacenter
 from ebla.topology.routing.sharder import sharder_for
 from ebla.topology.snapshot import Snapshot
-from ebla.transfers.token_ranges import cut_at_replica_borders, format_range, merge_ranges
+from ebla.transfers.token_ranges import cut_at_replica_borders, format_range
 from ebla.transfers.transfer_client import StagingSpec
 from ebla.wire.table_calls import StagedRanges, StagedRun, StagingRoute
 

@@ -177,7 +177,8 @@ class CheckpointStore:
                 raise Corruption(f"layer {folder} is damaged: {layer.damage}", advice="copy from another replica")
             if self._disk.exists(folder):
                 files = tuple(self._files(folder))
-                layers.append(CheckpointLayer(folder.removeprefix(f"{root}/"), layer.range, files))
+                below = folder.removeprefix(f"{root}/")
+                layers.append(CheckpointLayer(folder=below, range=layer.range, files=files, hidden=layer.hidden))
         return layers
 
     def _files(self, folder: str) -> list[CheckpointFile]:

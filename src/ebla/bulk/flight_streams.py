@@ -318,9 +318,10 @@ def _stacks(source: SourceStream, token_range: TokenRange) -> tuple[ScanStack, .
         ScanStack(
             part.range,
             tuple(
-                (f"{source.folder}/{layer.folder}", layer.range)
+                (f"{source.folder}/{layer.folder}", visible)
                 for layer in part.layers
-                if layer.range.overlaps(token_range)
+                for visible in layer.visible
+                if visible.overlaps(token_range)
             ),
         )
         for part in source.parts

@@ -21,10 +21,9 @@ from dataclasses import dataclass
 from ebla.feed.topology_view import View
 from ebla.model.errors import Stale
 from ebla.model.identity import HostId, ShardNumber, TableId
-from ebla.model.token import TokenRange
+from ebla.model.token import TokenRange, merge_ranges
 from ebla.model.transfers import CheckpointPart
 from ebla.storage.columns.sidecar import COLUMNS_NAME
-from ebla.transfers.token_ranges import merge_ranges
 from ebla.wire.table_calls import StackSizeEstimate
 
 INCARNATION_BYTES = 4

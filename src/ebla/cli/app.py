@@ -20,6 +20,7 @@ Ebla: a replicated, tablet-sharded table store with its pipeline on Spark.
   ebla add-node               one more node, while the cluster serves
   ebla topology               nodes and requests, and what they wait for; wait, abort
   ebla reset-node FOLDER      empty the folder of a node that did not join
+  ebla cleanup node1          drop what a node no longer holds from its files, at once
   ebla group0 members         the members of the Raft group, and its leader
   ebla settings list          settings of the cluster; set, history, purge
 

@@ -195,6 +195,12 @@ def _failover() -> typer.Typer:
     return app
 
 
+def _cleanup() -> typer.Typer:
+    from ebla.cli.cluster.cleanup import app  # only if it is called
+
+    return app
+
+
 def _topology() -> typer.Typer:
     from ebla.cli.cluster.topology import app  # only if it is called
 
@@ -203,6 +209,18 @@ def _topology() -> typer.Typer:
 
 def _add_node() -> typer.Typer:
     from ebla.cli.cluster.add_node import app  # only if it is called
+
+    return app
+
+
+def _node_requests() -> typer.Typer:
+    from ebla.cli.cluster.node_requests import app  # only if it is called
+
+    return app
+
+
+def _cdc() -> typer.Typer:
+    from ebla.cli.cluster.cdc import app  # only if it is called
 
     return app
 
@@ -296,6 +314,20 @@ COMMANDS: Mapping[str, LazyCommand] = {
     ),
     "add-node": LazyCommand(
         "Add nodes to the cluster on this machine, and wait until they are in the ring.", _add_node
+    ),
+    "decommission": LazyCommand(
+        "Let a node leave the cluster: it streams its data to the others, leaves the ring, and stops.", _node_requests
+    ),
+    "removenode": LazyCommand(
+        "Remove a dead node for good: the others stream what it held from the remaining replicas.", _node_requests
+    ),
+    "rebuild": LazyCommand(
+        "Fill a node that missed or lost data: it streams all its ranges from the other replicas, and keeps serving.",
+        _node_requests,
+    ),
+    "cdc": LazyCommand("Change data capture: its streams.", _cdc),
+    "cleanup": LazyCommand(
+        "Drop rows of token ranges that a node no longer holds. Compactions do it too, at some later time.", _cleanup
     ),
     "reset-node": LazyCommand(
         "Empty the folder of a node that was never in the ring or has left it, and draw a new host id.", _reset_node

@@ -104,6 +104,8 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     warnings: tuple[str, ...] = ()
     excluded: str = ""
     """How it was excluded; empty: it is not."""
+    is_incomplete: bool = False
+    """It lacks rows that quorums rely on."""
     datacenter: str = ""
     rack: str = ""
     topology_state: str | None = None
@@ -290,6 +292,7 @@ class _ClusterFacts:
         return msgspec.structs.replace(
             view,
             excluded=dict(topology.excluded).get(view.host, ""),
+            is_incomplete=view.host in topology.incomplete,
             topology_state=dict(topology.nodes).get(view.host, ""),
             tablets=None if counts is None else counts.tablets,
             shards=None if counts is None else counts.shards,

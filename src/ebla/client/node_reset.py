@@ -82,3 +82,12 @@ def can_join_as_it_is(stage: JoinStage, answer: JoinNodeQueryAnswer | None) -> b
 
 
 _OPEN = (RequestOutcome.PENDING, RequestOutcome.RUNNING)
+
+
+def was_member(stage: JoinStage, answer: JoinNodeQueryAnswer | None) -> bool:
+    """Whether a host that has left was in the ring before, as far as is known: then its operator decides what becomes
+    of the folder."""
+    if answer is None:
+        return stage is JoinStage.REMOVED
+    never_joined = answer.request is not None and answer.request.outcome is RequestOutcome.FAILED
+    return answer.state is NodeState.LEFT and not never_joined

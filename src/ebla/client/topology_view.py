@@ -9,7 +9,7 @@ from ebla.model.errors import InvalidRequest, NotFound
 from ebla.model.identity import HostId, RequestId
 from ebla.topology.snapshot import Node, NodeRequest
 from ebla.topology.states import NodeState, RequestOutcome
-from ebla.wire.topology_messages import RequestReport, StreamProgress, TopologyReport, WaitCause
+from ebla.wire.topology_messages import RequestReport, StreamProgress, TopologyReport, TopologyRequest, WaitCause
 
 PREFIX_DIGITS_MIN = 4
 SHOWN_ENDED = 10
@@ -26,20 +26,21 @@ class RequestResult(msgspec.Struct, frozen=True, kw_only=True):
     request: str | None
     outcome: str
     error: str = ""
-    bytes: int = 0
-    ranges: int = 0
+    bytes: int | None = None
+    """None: not known."""
+    ranges: int | None = None
     seconds: float | None = None
 
 
 # ---- finding requests
 
 
-def all_requests(report: TopologyReport) -> tuple[NodeRequest, ...]:
+def all_requests(report: TopologyReport) -> tuple[TopologyRequest, ...]:
     """The open ones in the order of the queue, then the ended ones, newest first."""
     return (*(one.request for one in report.open), *report.ended)
 
 
-def find_request(report: TopologyReport, text: str) -> NodeRequest:
+def find_request(report: TopologyReport, text: str) -> TopologyRequest:
     """By its id, or its first digits."""
     if len(text) < PREFIX_DIGITS_MIN:
         raise InvalidRequest(
@@ -56,13 +57,14 @@ def find_request(report: TopologyReport, text: str) -> NodeRequest:
     raise NotFound(f"there is no request {text!r}{known}", advice="see `ebla topology`")
 
 
-def request_by_id(report: TopologyReport, request: RequestId) -> NodeRequest | None:
+def request_by_id(report: TopologyReport, request: RequestId) -> TopologyRequest | None:
     return next((one for one in all_requests(report) if one.id == request), None)
 
 
 def latest_request(report: TopologyReport, host: HostId) -> NodeRequest | None:
     """Of that host: the open one, else the last that ended."""
-    return next((one for one in all_requests(report) if one.host == host), None)
+    own = (one for one in all_requests(report) if isinstance(one, NodeRequest))
+    return next((one for one in own if one.host == host), None)
 
 
 def open_report(report: TopologyReport, request: RequestId) -> RequestReport | None:
@@ -84,7 +86,7 @@ def short_id(report: TopologyReport, request: RequestId) -> str:
     )
 
 
-def _candidates(requests: Sequence[NodeRequest], report: TopologyReport) -> str:
+def _candidates(requests: Sequence[TopologyRequest], report: TopologyReport) -> str:
     return ", ".join(f"{short_id(report, one.id)} ({one.kind}, {one.outcome})" for one in requests[:SHOWN_ENDED])
 
 
@@ -122,8 +124,24 @@ def bytes_text(count: int) -> str:
     return f"{count} B"
 
 
-def moved_text(moved: int, ranges: int) -> str:
-    return f"{bytes_text(moved)}, {ranges} range{'' if ranges == 1 else 's'}"
+def moved_text(result: RequestResult) -> str:
+    """With a space before it; empty: nothing was moved, or it is not known."""
+    if not result.ranges or result.bytes is None:
+        return ""
+    return f" ({bytes_text(result.bytes)}, {result.ranges} range{'' if result.ranges == 1 else 's'})"
+
+
+def request_text(report: TopologyReport, request: TopologyRequest, names: Names) -> str:
+    """What is requested, of which node, and with which parameters."""
+    if not isinstance(request, NodeRequest):
+        return f"{request.kind}{f' of keyspace {request.keyspace}' if request.keyspace else ''}"
+    ignored = ", ".join(_node_name(report, host, names) for host in request.ignored_nodes)
+    parts = [
+        "" if request.replaced is None else f"in place of {_node_name(report, request.replaced, names)}",
+        "" if request.rebuild_source is None else f"from datacenter {request.rebuild_source}",
+        f"ignoring {ignored}" if ignored else "",
+    ]
+    return " ".join([f"{request.kind} of {_node_name(report, request.host, names)}", *(part for part in parts if part)])
 
 
 def progress_text(progress: StreamProgress) -> str:
@@ -164,7 +182,7 @@ def _transition(report: TopologyReport, running: RequestReport | None, names: Na
         return state
     request = running.request
     streamed = "" if running.progress is None else progress_text(running.progress)
-    what = f"{request.kind} of {_node_name(report, request.host, names)}, request {short_id(report, request.id)}"
+    what = f"{request_text(report, request, names)}, request {short_id(report, request.id)}"
     error = f", rolls back: {request.error}" if request.error else ""
     return f"{state}: {what}{error}{f', {streamed}' if streamed else ''}"
 
@@ -172,17 +190,18 @@ def _transition(report: TopologyReport, running: RequestReport | None, names: Na
 def _node_cells(node: Node, names: Names) -> list[str]:
     tokens = f"{len(node.tokens)} token{'' if len(node.tokens) == 1 else 's'}"
     name = names.get(node.host, str(node.host)[:8])
-    return [name, node.address, str(node.state), f"{node.datacenter}/{node.rack}", tokens]
+    incomplete = "incomplete" if node.is_incomplete else ""
+    return [name, node.address, str(node.state), f"{node.datacenter}/{node.rack}", tokens, incomplete]
 
 
 def _open_cells(report: TopologyReport, one: RequestReport, names: Names) -> list[str]:
     request = one.request
-    what = f"{request.kind} of {_node_name(report, request.host, names)}, {request.outcome}"
+    what = f"{request_text(report, request, names)}, {request.outcome}"
     return [short_id(report, request.id), what, "" if one.waits_for is None else cause_text(one.waits_for)]
 
 
-def _ended_cells(report: TopologyReport, request: NodeRequest, names: Names) -> list[str]:
-    what = f"{request.kind} of {_node_name(report, request.host, names)}, {request.outcome}"
+def _ended_cells(report: TopologyReport, request: TopologyRequest, names: Names) -> list[str]:
+    what = f"{request_text(report, request, names)}, {request.outcome}"
     ended = "" if request.end_ms is None else _clock_time(request.end_ms)
     return [short_id(report, request.id), what, ended, request.error]
 
@@ -230,6 +249,7 @@ def _node_json(node: Node, names: Names) -> dict[str, object]:
         "rack": node.rack,
         "tokens": len(node.tokens),
         "request": None if node.request is None else str(node.request),
+        "incomplete": node.is_incomplete,
     }
 
 
@@ -238,11 +258,19 @@ def _open_json(one: RequestReport) -> dict[str, object]:
     return {**_request_json(one.request), "waits_for": _cause_json(one.waits_for), "progress": progress}
 
 
-def _request_json(request: NodeRequest) -> dict[str, object]:
+def _request_json(request: TopologyRequest) -> dict[str, object]:
+    own: dict[str, object] = {"host": None}
+    if isinstance(request, NodeRequest):
+        own = {
+            "host": str(request.host),
+            "replaced": None if request.replaced is None else str(request.replaced),
+            "ignored": [str(host) for host in request.ignored_nodes],
+            "source_datacenter": request.rebuild_source,
+        }
     return {
         "request": str(request.id),
         "kind": str(request.kind),
-        "host": str(request.host),
+        **own,
         "outcome": str(request.outcome),
         "error": request.error,
         "start_ms": request.start_ms,

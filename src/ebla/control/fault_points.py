@@ -14,7 +14,7 @@ from typing import assert_never
 from ebla.model.errors import EblaError, InvalidRequest, Outcome, Refused
 from ebla.observe.event_reporter import EventReporter
 from ebla.wire.fault_messages import FaultAction, FaultAnswer, FaultKind, FaultPointView, FaultRequest
-from ebla.wire.server import Server
+from ebla.wire.server import IncomingCall, Server
 from ebla.wire.verbs import FAULT
 
 PAUSE_S_MAX = 600.0
@@ -58,12 +58,33 @@ class FaultPoint(enum.StrEnum):
     LEFT_TOKEN_RING_AFTER_BARRIER = "topology.left_token_ring.after_barrier"  # noqa: S105  # a state, not a secret
     LEFT_TOKEN_RING_AFTER_ACTION = "topology.left_token_ring.after_action"  # noqa: S105  # a state, not a secret
     LEFT_TOKEN_RING_BEFORE_COMMIT = "topology.left_token_ring.before_commit"  # noqa: S105  # a state, not a secret
+    TABLET_DRAINING_ENTERED = "topology.tablet_draining.entered"
+    TABLET_DRAINING_AFTER_BARRIER = "topology.tablet_draining.after_barrier"
+    TABLET_DRAINING_AFTER_ACTION = "topology.tablet_draining.after_action"
+    TABLET_DRAINING_BEFORE_COMMIT = "topology.tablet_draining.before_commit"
+    ROLLBACK_TO_NORMAL_ENTERED = "topology.rollback_to_normal.entered"
+    ROLLBACK_TO_NORMAL_AFTER_BARRIER = "topology.rollback_to_normal.after_barrier"
+    ROLLBACK_TO_NORMAL_AFTER_ACTION = "topology.rollback_to_normal.after_action"
+    ROLLBACK_TO_NORMAL_BEFORE_COMMIT = "topology.rollback_to_normal.before_commit"
+    TABLET_MIGRATION_ENTERED = "topology.tablet_migration.entered"
+    TABLET_MIGRATION_AFTER_BARRIER = "topology.tablet_migration.after_barrier"
+    TABLET_MIGRATION_AFTER_ACTION = "topology.tablet_migration.after_action"
+    TABLET_MIGRATION_BEFORE_COMMIT = "topology.tablet_migration.before_commit"
+    LEAVE_REQUEST_DONE = "leave.request_done"
+    LEAVE_STOP_SENT = "leave.stop_sent"
+    REBUILD_STARTED = "rebuild.started"
+    REBUILD_AFTER_ACTION = "rebuild.after_action"
+    REBUILD_BEFORE_COMMIT = "rebuild.before_commit"
     STREAM_OPENED = "stream.opened"
     STREAM_CHECKPOINTED = "stream.checkpointed"
     STREAM_BEFORE_SEAL = "stream.before_seal"
     STREAM_BEFORE_ADOPT = "stream.before_adopt"
+    GAIN_BEFORE_MANIFEST = "gain.before_manifest"
+    GAIN_AFTER_MANIFEST = "gain.after_manifest"
 
 
+SHARD_POINTS = "gain."
+"""The prefix of the fault points that shards reach."""
 PURGE_POINTS = tuple(point for point in FaultPoint if point.startswith("purge."))
 
 
@@ -91,7 +112,12 @@ class FaultPoints:
         self._reached = dict.fromkeys(FaultPoint, 0)
 
     def serve_on(self, server: Server) -> None:
-        server.serve(FAULT, lambda request, _call: self.execute(request))
+        server.serve(FAULT, self._serve)
+
+    async def _serve(self, request: FaultRequest, _call: IncomingCall) -> FaultAnswer:
+        if request.action is FaultAction.REACH:
+            await self.reach(_point_of(request.name))
+        return self.execute(request)
 
     async def reach(self, point: FaultPoint) -> None:
         """Raises `FaultInjected` if the point is set to fail."""
@@ -160,7 +186,7 @@ class FaultPoints:
                 advice="set `fault_points = true` in the options of a test cluster and start the node again",
             )
         match request.action:
-            case FaultAction.LIST:
+            case FaultAction.LIST | FaultAction.REACH:
                 pass
             case FaultAction.SET:
                 self.set(_point_of(request.name), request.kind, once=request.once)

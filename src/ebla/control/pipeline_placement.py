@@ -19,7 +19,6 @@ from ebla.leadership.quorum import MAJORITY
 from ebla.model.errors import EblaError
 from ebla.observe.event_reporter import EventReporter
 from ebla.topology.snapshot import Node
-from ebla.topology.states import NodeState
 from ebla.wire.server import IncomingCall, Server
 from ebla.wire.verbs import PERMIT_WATCH, PermitWatchAnswer, PermitWatchRequest, ProcessStatus
 
@@ -37,8 +36,6 @@ class PermitState:
 
 
 NO_PERMIT = PermitState(0, 0)
-
-_IN_RING = (NodeState.NORMAL, NodeState.REBUILDING)
 
 
 class PipelineChild(Protocol):
@@ -193,6 +190,6 @@ def should_run_pipeline(own: Node | None, processes: Sequence[ProcessStatus], *,
     The pipeline runs on the leader of group 0. Two may run for a moment, on the leader and on a former one that does
     not know yet; only one has a permit to act. Starting Java takes the processor for a while, so it waits until clients
     are served. A running pipeline is not stopped because a shard restarts."""
-    if not leads or own is None or own.state not in _IN_RING:
+    if not leads or own is None or not own.takes_clients:
         return False
     return runs or any(process.serving for process in processes if process.name.startswith(SHARD_PREFIX))

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from ebla.group0.members import Member, MemberRole
 from ebla.model.identity import HostId
 from ebla.model.opinions import Opinion, OpinionState
+from ebla.topology.routing.replica_losses import KeyspaceLosses, keyspace_losses
 from ebla.topology.routing.replica_sets import ReplicaSets
 from ebla.topology.snapshot import Snapshot
 from ebla.topology.states import NodeState
@@ -60,7 +61,7 @@ class FailoverFacts:
 
     def name(self, host: HostId) -> str:
         """Its address, for people."""
-        return next((member.address.host for member in self.members if member.host == host), str(host))
+        return next((one.address.host for one in self.members if one.host == host and one.listens), str(host))
 
     def names(self, hosts: Iterable[HostId]) -> str:
         return ", ".join(self.name(host) for host in hosts)
@@ -146,6 +147,11 @@ def _check_replicas(facts: FailoverFacts, hosts: tuple[HostId, ...]) -> tuple[Ch
     )
 
 
+def losses_of_exclusion(facts: FailoverFacts, hosts: tuple[HostId, ...]) -> tuple[KeyspaceLosses, ...]:
+    """What lacks live replicas once these hosts are excluded."""
+    return keyspace_losses(facts.snapshot, _gone(facts, hosts))
+
+
 def _gone(facts: FailoverFacts, hosts: tuple[HostId, ...]) -> tuple[HostId, ...]:
     down = (host for host in facts.snapshot.nodes if facts.opinions.is_down(host))
     return tuple(sorted({*hosts, *facts.snapshot.excluded_hosts, *down}))
@@ -179,9 +185,10 @@ def check_inclusion(facts: FailoverFacts, host: HostId, recovery: RecoveryFacts)
     """What must hold before this host is included; the topology checks transitions and requests itself."""
     name, behind = facts.name(host), recovery.behind_entries
     lag = "an unknown number of entries" if behind is None else f"{behind} entries"
-    is_excluded = facts.snapshot.exclusion_of(host) is not None
+    is_excluded = host in facts.snapshot.excluded_hosts
     return (
         _recovery_check(is_excluded, f"{name} is excluded", f"{name} is not excluded"),
+        *_check_operations(facts, host),
         _recovery_check(recovery.is_up, f"{name} is up", f"{name} is down"),
         _recovery_check(
             behind is not None and behind <= LAG_ENTRIES_MAX,
@@ -194,6 +201,24 @@ def check_inclusion(facts: FailoverFacts, host: HostId, recovery: RecoveryFacts)
             f"{name} has not granted its lease to this leader yet",
         ),
     )
+
+
+def _check_operations(facts: FailoverFacts, host: HostId) -> tuple[Check, ...]:
+    """The topology checks the same; here with the way out."""
+    snapshot, name = facts.snapshot, facts.name(host)
+    node, running = snapshot.nodes.get(host), snapshot.node_in_transition()
+    found = []
+    if node is not None and node.is_incomplete:
+        text = (
+            f"{name} is incomplete: it became a replica while it was excluded and lacks rows; remove it (ebla "
+            f"removenode {host}) or replace it (ebla add-node --replace {host})"
+        )
+        found.append(Check(CheckKind.RECOVERY, False, text))
+    if running is not None:
+        request = "" if running.request is None else f" or abort it: ebla topology abort {running.request}"
+        text = f"{snapshot.running_operation} is not done yet: wait for it{request}"
+        found.append(Check(CheckKind.RECOVERY, False, text))
+    return tuple(found)
 
 
 def _recovery_check(is_met: bool, text: str, otherwise: str) -> Check:

@@ -6,13 +6,16 @@ Features are not checked here: they may be enabled before the request's turn com
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+import msgspec
+
 from ebla.group0.join_messages import JoinNodeRequest
 from ebla.group0.members import Member, MemberRole, member_key
 from ebla.model.advice import RESET_NODE_ADVICE
 from ebla.model.errors import EblaError, InvalidRequest, Refused, Unavailable
-from ebla.model.identity import Address, ClusterId, RequestId
+from ebla.model.identity import Address, ClusterId, HostId, RequestId
 from ebla.topology.apply.requests import PENDING_REQUESTS_MAX, SHARDS_MAX, open_requests
 from ebla.topology.commands import Command, RejectNode, SubmitJoin
+from ebla.topology.request_queue import LivenessView, objections_to_submit, submission_error
 from ebla.topology.snapshot import Node, NodeRequest, Snapshot, TopologyState
 from ebla.topology.states import JOINING_STATES, NodeRequestKind, NodeState
 from ebla.topology.token_allocation import NUM_TOKENS_MAX
@@ -28,6 +31,8 @@ class AdmissionView:
     snapshot: Snapshot
     members: Mapping[str, Member]
     """Of group 0, by key."""
+    liveness: LivenessView
+    """As the receiver of the request sees it."""
 
 
 def admission_error(view: AdmissionView, request: JoinNodeRequest) -> EblaError | None:
@@ -54,10 +59,40 @@ def join_commands(snapshot: Snapshot, request: JoinNodeRequest, now_ms: int) -> 
         for row in snapshot.nodes_in(NodeState.NONE)
         if row.address == own.address and row.host != own.host
     )
-    submitted = NodeRequest(
+    return (*superseded, SubmitJoin(own, node_request(snapshot, request, now_ms)))
+
+
+def node_request(snapshot: Snapshot, request: JoinNodeRequest, now_ms: int) -> NodeRequest:
+    """What the new node requests. Raises `InvalidRequest` if it names a node that is not there."""
+    own = request.node
+    joins = NodeRequest(
         id=RequestId(request.attempt), kind=NodeRequestKind.JOIN, host=own.host, initiator=own.host, start_ms=now_ms
     )
-    return (*superseded, SubmitJoin(own, submitted))
+    if not request.replaced and not request.ignored:
+        return joins
+    if not request.replaced:
+        raise InvalidRequest("nodes are ignored only by a node that replaces another one", advice="name it: --replace")
+    return msgspec.structs.replace(
+        joins,
+        kind=NodeRequestKind.REPLACE,
+        replaced=find_host(snapshot, request.replaced),
+        ignored_nodes=tuple(sorted({find_host(snapshot, name) for name in request.ignored})),
+    )
+
+
+def find_host(snapshot: Snapshot, name: str) -> HostId:
+    """The node with this address, host id or unique prefix of one. A host that has left is found by its id only: its
+    address may be that of another node. Raises `InvalidRequest`, which lists the members."""
+    members = [node for node in snapshot.members() if node.state not in JOINING_STATES]
+    by_address = [node.host for node in members if node.address == name]
+    by_prefix = [node.host for node in members if name and str(node.host).startswith(name)]
+    exact = [host for host in sorted(snapshot.nodes) if str(host) == name]
+    found = exact or by_address or by_prefix
+    if len(found) == 1:
+        return found[0]
+    known = ", ".join(f"{node.host} ({node.address})" for node in members)
+    what = f"no node is called {name!r}" if not found else f"{len(found)} nodes are called {name!r}"
+    raise InvalidRequest(what, advice=f"the members are {known}")
 
 
 def learner_of(node: Node, control_port: int, attempt: RequestId) -> Member:
@@ -125,7 +160,8 @@ def _has_address_of_another(view: AdmissionView, request: JoinNodeRequest) -> Eb
     rows = [row for row in view.snapshot.members() if row.address == own.address and row.state is not NodeState.NONE]
     present = (view.members[key] for key in sorted(view.members) if view.members[key].present)
     hosts = [row.host for row in rows] + [each.host for each in present if each.address.host == own.address]
-    others = [host for host in hosts if host != own.host]
+    replaced = node_request(view.snapshot, request, 0).replaced
+    others = [host for host in hosts if host not in (own.host, replaced)]
     holder = next((host for host in others if host not in nodes or nodes[host].state not in _NOT_MEMBERS), None)
     if holder is not None:
         return InvalidRequest(
@@ -154,6 +190,22 @@ def _is_out_of_range(_view: AdmissionView, request: JoinNodeRequest) -> EblaErro
     return None
 
 
+def _names_nobody(view: AdmissionView, request: JoinNodeRequest) -> EblaError | None:
+    try:
+        node_request(view.snapshot, request, 0)
+    except InvalidRequest as error:
+        return error
+    return None
+
+
+def _cannot_replace(view: AdmissionView, request: JoinNodeRequest) -> EblaError | None:
+    if not request.replaced:
+        return None
+    wanted = node_request(view.snapshot, request, 0)
+    objections = objections_to_submit(view.snapshot, wanted, view.liveness, request.node)
+    return submission_error(view.snapshot, objections) if objections else None
+
+
 def _has_no_room(view: AdmissionView, _request: JoinNodeRequest) -> EblaError | None:
     count = open_requests(view.snapshot)
     if count < PENDING_REQUESTS_MAX:
@@ -166,6 +218,8 @@ _NOT_MEMBERS = (*JOINING_STATES, NodeState.LEFT)
 ADMISSION_CHECKS: tuple[Callable[[AdmissionView, JoinNodeRequest], EblaError | None], ...] = (
     _is_member,
     _cannot_ask_again,
+    _names_nobody,
+    _cannot_replace,
     _has_address_of_another,
     _is_out_of_range,
     _has_no_room,

@@ -47,6 +47,10 @@ class JoinNodeRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=True
     node: Node
     """Its row, without tokens."""
     storage_format: int
+    replaced: str = ""
+    """The dead node that it replaces, by host id, unique prefix or address; empty: it joins."""
+    ignored: tuple[str, ...] = ()
+    """Other dead nodes, which the operator wants to be ignored."""
 
 
 class JoinNodeWait(msgspec.Struct, frozen=True, array_like=True):

@@ -21,6 +21,10 @@ class MemberRole(enum.StrEnum):
     REMOVED = "removed"
 
 
+RELEASED_ADDRESS = Address("", 0)
+"""Of a member whose address the node has taken that replaces it. Nobody connects to it."""
+
+
 class Member(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """One host of group 0, as stored under `members/<host id>`."""
 
@@ -37,6 +41,11 @@ class Member(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     @property
     def present(self) -> bool:
         return self.role is not MemberRole.REMOVED
+
+    @property
+    def listens(self) -> bool:
+        """Whether it is to be found at its address."""
+        return self.present and self.address != RELEASED_ADDRESS
 
 
 def peer_number(host: HostId) -> int:
@@ -59,12 +68,18 @@ def why_illegal(known: Mapping[str, Member], members: tuple[Member, ...]) -> str
         return "a membership change names a host twice"
     after = dict(known)
     for member in members:
-        if reason := _why_illegal_one(known, member):
+        if reason := _why_illegal_one(_with_released(known, members), member):
             return reason
         after[member_key(member.host)] = member
     if not any(member.role is MemberRole.VOTER for member in after.values()):
         return "the change would leave group 0 without a voter"
     return None
+
+
+def _with_released(known: Mapping[str, Member], members: tuple[Member, ...]) -> Mapping[str, Member]:
+    """A newcomer may take an address that the same change releases."""
+    released = {member_key(one.host): one for one in members if one.address == RELEASED_ADDRESS}
+    return {**known, **released} if released else known
 
 
 def _why_illegal_one(known: Mapping[str, Member], member: Member) -> str | None:

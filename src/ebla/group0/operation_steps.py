@@ -7,7 +7,14 @@ from dataclasses import dataclass
 import msgspec
 
 from ebla.group0.members import Member, MemberRole, member_key, why_illegal
-from ebla.group0.operation_table import OPERATIONS, Refusal, Repair, removal_commands, with_fields
+from ebla.group0.operation_table import (
+    OPERATIONS,
+    Refusal,
+    Repair,
+    removal_commands,
+    with_fields,
+    with_returned_address,
+)
 from ebla.group0.operations import (
     UNFINISHED_FAILOVER_KEY,
     UNFINISHED_OPERATION_KEY,
@@ -102,7 +109,7 @@ def _begin(operation: Operation, state: OperationState, run: RunIdentity) -> Dec
     plan = OPERATIONS[operation.kind].plan(operation, state, run.now_ms)
     if isinstance(plan, Refusal):
         return plan
-    pending = pending_members(plan.members, state.members)
+    pending = pending_members((*plan.members, *plan.readdressed), state.members)
     if not pending and not plan.commands:
         return AlreadyEnded(None)
     illegal = why_illegal(state.members, pending) if pending else None
@@ -116,6 +123,7 @@ def _begin(operation: Operation, state: OperationState, run: RunIdentity) -> Dec
         host=run.host,
         start_ms=run.now_ms,
         reason=operation.reason,
+        readdressed=plan.readdressed,
     )
     transaction = _keys_and_record(plan.commands, record, state)
     if isinstance(transaction, Rejection):
@@ -128,8 +136,14 @@ def _continue(state: OperationState, found: StoredRecord, run: RunIdentity, *, i
     record = found.value
     if OPERATIONS[record.kind].repair is Repair.UNDO and not is_own:
         return _undo(state, found, run, "its run did not come to its end")
-    renewed = msgspec.structs.replace(record, members=_targets(record, state.members), lock=run.lock, host=run.host)
-    pending = pending_members(renewed.members, state.members)
+    renewed = msgspec.structs.replace(
+        record,
+        members=_targets(record.members, state.members, OPERATIONS[record.kind].fields),
+        readdressed=_targets(record.readdressed, state.members, ("address",)),
+        lock=run.lock,
+        host=run.host,
+    )
+    pending = pending_members(renewed.entry, state.members)
     illegal = why_illegal(state.members, pending) if pending else None
     if illegal is not None:
         return rejected(state, run, illegal)
@@ -155,9 +169,11 @@ def _undo(state: OperationState, found: StoredRecord, run: RunIdentity, reason: 
     commands = removal_commands(state.snapshot, added.host, f"its addition was undone: {reason}", run.now_ms)
     if isinstance(commands, Refusal):
         return _quarantine(state, found, run, commands.reason)
+    removed = msgspec.structs.replace(state.member(added.host) or added, role=MemberRole.REMOVED)
     removal = UnfinishedOperation(
         kind=OperationKind.REMOVE,
-        members=(msgspec.structs.replace(state.member(added.host) or added, role=MemberRole.REMOVED),),
+        members=(removed,),
+        readdressed=with_returned_address(state, removed),
         lock=run.lock,
         id=run.repair_id,
         host=run.host,
@@ -217,13 +233,14 @@ def dismissal(state: OperationState, operation: uuid.UUID) -> Transaction | Refu
     return Transaction((), (DeleteKey(ended_operation_key(operation)),))
 
 
-def _targets(record: UnfinishedOperation, members: Mapping[str, Member]) -> tuple[Member, ...]:
+def _targets(
+    recorded: tuple[Member, ...], members: Mapping[str, Member], fields: tuple[str, ...]
+) -> tuple[Member, ...]:
     """The record's members, in the entries of now: what the operation does not change may have changed since."""
-    fields = OPERATIONS[record.kind].fields
-    known = [members.get(member_key(target.host)) for target in record.members]
+    known = [members.get(member_key(target.host)) for target in recorded]
     return tuple(
         target if here is None else with_fields(here, target, fields)
-        for here, target in zip(known, record.members, strict=True)
+        for here, target in zip(known, recorded, strict=True)
     )
 
 
@@ -242,7 +259,7 @@ def _keys_and_record(
     found = state.record
     conditions[UNFINISHED_OPERATION_KEY] = KeyMissing(UNFINISHED_OPERATION_KEY) if found is None else _unchanged(found)
     keys = {key for key, member in state.members.items() if member.present}
-    for key in sorted(keys | {member_key(host) for host in record.hosts}):
+    for key in sorted(keys | {member_key(member.host) for member in record.entry}):
         revision = state.revisions.get(key)
         conditions[key] = KeyMissing(key) if revision is None else KeyUnchanged(key, revision)
     stored = StoredValue(record) if found is None else found.stored.with_value(record)

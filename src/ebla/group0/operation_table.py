@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 import msgspec
 
-from ebla.group0.members import Member, MemberRole
+from ebla.group0.members import RELEASED_ADDRESS, Member, MemberRole
 from ebla.group0.operations import Operation, OperationCode, OperationKind, OperationState, UnfinishedOperation
 from ebla.model.identity import HostId, TopologyVersion
 from ebla.topology.apply.command import Rejection, apply_commands
@@ -39,6 +39,7 @@ NO_FENCE = TopologyVersion(0)
 class OperationPlan:
     members: tuple[Member, ...]
     commands: tuple[Command, ...] = ()
+    readdressed: tuple[Member, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,10 +90,28 @@ def _plan_add(operation: Operation, state: OperationState, _now_ms: int) -> Oper
         return refusal
     assert node is not None
     target = known or msgspec.structs.replace(wanted, role=MemberRole.LEARNER)
+    released = _with_released_address(state, node, target)
     if node.state is not NodeState.NONE:
-        return OperationPlan(members=(target,))
+        return OperationPlan(members=(target,), readdressed=released)
     assert node.request is not None, "INV-NODE-6"
-    return OperationPlan(members=(target,), commands=(StartNodeRequest(node.request),))
+    return OperationPlan(members=(target,), commands=(StartNodeRequest(node.request),), readdressed=released)
+
+
+def _with_released_address(state: OperationState, node: Node, target: Member) -> tuple[Member, ...]:
+    """The member that the new node replaces, without its address if the new node uses that."""
+    replaced = None if node.replaced is None else state.member(node.replaced)
+    if replaced is None or not replaced.present or replaced.address != target.address:
+        return ()
+    return (msgspec.structs.replace(replaced, address=RELEASED_ADDRESS),)
+
+
+def with_returned_address(state: OperationState, removed: Member) -> tuple[Member, ...]:
+    """The member that the removed node was to replace, with its address if the removed node took that."""
+    node = state.snapshot.nodes.get(removed.host)
+    replaced = None if node is None or node.replaced is None else state.member(node.replaced)
+    if replaced is None or not replaced.present or replaced.address != RELEASED_ADDRESS:
+        return ()
+    return (msgspec.structs.replace(replaced, address=removed.address),)
 
 
 def _why_not_added(operation: Operation, known: Member | None, node: Node | None, snapshot: Snapshot) -> Refusal | None:
@@ -149,7 +168,8 @@ def _plan_remove(operation: Operation, state: OperationState, now_ms: int) -> Op
     commands = removal_commands(state.snapshot, host, reason, now_ms, operation.fence)
     if isinstance(commands, Refusal):
         return commands
-    return OperationPlan(members=(msgspec.structs.replace(known, role=MemberRole.REMOVED),), commands=commands)
+    removed = msgspec.structs.replace(known, role=MemberRole.REMOVED)
+    return OperationPlan(members=(removed,), commands=commands, readdressed=with_returned_address(state, removed))
 
 
 def removal_commands(
@@ -159,22 +179,44 @@ def removal_commands(
     node = snapshot.nodes.get(host)
     if node is None or node.state is NodeState.LEFT:
         return ()
-    if node.state is NodeState.NORMAL:
-        return _removal_of_normal(snapshot, node, now_ms)
-    row = node_row(node.state, snapshot.transition) if node.in_transition else None
-    if node.state is NodeState.NONE or (row is not None and row.may_reject):
+    if node.state is NodeState.NONE:
         return (RejectNode(host, reason, now_ms),)
-    if node.in_transition and snapshot.transition is TransitionState.LEFT_TOKEN_RING:
+    successor = _successor(snapshot, node)
+    if node.state is NodeState.NORMAL and successor is None:
+        return _removal_of_normal(snapshot, node, now_ms)
+    here = snapshot.transition
+    row = node_row(node.state, here) if node.in_transition else None
+    if row is not None and row.may_reject:
+        return (RejectNode(host, reason, now_ms),)
+    if node.in_transition and here is TransitionState.LEFT_TOKEN_RING:
         # Without a barrier it stays on its way to `left`: others may still send to it.
-        done = AdvanceNode(host=host, leaving=TransitionState.LEFT_TOKEN_RING, now_ms=now_ms, fence=fence)
-        return (done,) if fence else ()
-    is_joining = node.state in (NodeState.BOOTSTRAPPING, NodeState.REPLACING)
-    if row is not None and row.on_failure is not None and is_joining:
-        return (RollBackNode(host=host, leaving=snapshot.transition, reason=reason, now_ms=now_ms),)
+        return (_last_step(snapshot, node, now_ms, fence),) if fence else ()
+    if row is not None and row.on_failure is not None and node.state in JOINING_STATES:
+        return (RollBackNode(host=host, leaving=here, reason=reason, now_ms=now_ms),)
+    moving = successor or node
+    if here is TransitionState.WRITE_BOTH_READ_NEW and moving.state in _ENDS_WITH_A_REMOVAL and fence:
+        return (_last_step(snapshot, moving, now_ms, fence),)
+    request = snapshot.request_of(moving)
     return Refusal(
-        reason=f"host {host} is {node.state} and there is no way back from {snapshot.transition}",
-        advice="wait until it is normal, see ebla topology",
+        reason=f"{snapshot.running_operation} is not done yet, and it decides about host {host}",
+        advice="wait until it is done, see ebla topology"
+        + ("" if request is None else f"; or abort it: ebla topology abort {request.id}"),
     )
+
+
+_ENDS_WITH_A_REMOVAL = (NodeState.REMOVING, NodeState.REPLACING)
+"""The last commit of these operations is the key half of a removal: of the dead node."""
+
+
+def _successor(snapshot: Snapshot, node: Node) -> Node | None:
+    """The node that is replacing this one."""
+    found = snapshot.nodes_in(NodeState.REPLACING)
+    return next((each for each in found if each.replaced == node.host), None)
+
+
+def _last_step(snapshot: Snapshot, node: Node, now_ms: int, fence: TopologyVersion) -> AdvanceNode:
+    assert snapshot.transition is not None
+    return AdvanceNode(host=node.host, leaving=snapshot.transition, now_ms=now_ms, fence=fence)
 
 
 def _removal_of_normal(snapshot: Snapshot, node: Node, now_ms: int) -> tuple[Command, ...] | Refusal:
@@ -190,7 +232,7 @@ def _removal_of_normal(snapshot: Snapshot, node: Node, now_ms: int) -> tuple[Com
         )
     return Refusal(
         reason=f"host {node.host} is normal and cannot be removed: {applied.reason}",
-        advice=f"if the node is dead, exclude it: ebla failover {node.host}",
+        advice=f"if the node is dead: ebla removenode {node.host}; if it is alive: ebla decommission {node.host}",
     )
 
 
@@ -266,7 +308,7 @@ def _plan_include(operation: Operation, state: OperationState, _now_ms: int) -> 
     if isinstance(members, Refusal):
         return members
     (host,) = operation.hosts
-    if state.snapshot.exclusion_of(host) is None:
+    if host not in state.snapshot.excluded_hosts:
         return OperationPlan(members=members)
     role = operation.roles[0] if operation.roles else MemberRole.LEARNER
     return OperationPlan(members=(msgspec.structs.replace(members[0], role=role),), commands=(IncludeHost(host),))
@@ -301,5 +343,5 @@ OPERATIONS: Mapping[OperationKind, OperationRow] = MappingProxyType(
 
 
 def excluded_hosts(state: TopologyState) -> tuple[HostId, ...]:
-    """Hosts that a failover excluded: they take no voter's seat."""
-    return tuple(one.host for one in state.exclusions)
+    """They take no voter's seat."""
+    return state.ignored_nodes

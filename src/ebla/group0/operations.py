@@ -68,7 +68,7 @@ class Operation(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     leader: HostId | None = None
     """`exclude`: the node that checked it."""
     fence: TopologyVersion = TopologyVersion(0)
-    """`remove`: the version whose barrier succeeded, for a host in `left_token_ring`. 0: none."""
+    """`remove`, as the last step of a node operation: the version whose barrier succeeded. 0: none."""
 
 
 def why_malformed(operation: Operation) -> str:
@@ -103,10 +103,18 @@ class UnfinishedOperation(msgspec.Struct, frozen=True, array_like=True, kw_only=
     repairs: uuid.UUID | None = None
     """The add that this removal undoes."""
     reason: str = ""
+    readdressed: tuple[Member, ...] = ()
+    """Another member whose address the same membership entry releases, or gives back: that of the node that the host
+    replaces."""
 
     @property
     def hosts(self) -> tuple[HostId, ...]:
         return tuple(member.host for member in self.members)
+
+    @property
+    def entry(self) -> tuple[Member, ...]:
+        """The membership entry."""
+        return (*self.members, *self.readdressed)
 
 
 class OperationResult(enum.StrEnum):

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from ebla.group0.members import Member, MemberRole
 from ebla.model.identity import HostId
+from ebla.topology.states import JOINING_STATES, NodeState, TransitionState
 
 VOTERS_MAX = 5
 
@@ -15,10 +16,18 @@ class VoterCandidate:
     member: Member
     alive: bool
     excluded: bool = False
-    """By a failover: it takes no seat, but counts in the number of seats."""
-    joining: bool = False
-    """Not in the ring yet: it takes no seat and does not count either, since its join may still be rolled back. If it
-    counted, the loss of a node that has never served would cost a majority its margin."""
+    """It takes no seat, but counts in the number of seats."""
+    unsettled: bool = False
+    """`is_unsettled`: it takes no seat and does not count either."""
+
+
+def is_unsettled(state: NodeState, transition: TransitionState | None) -> bool:
+    """Not in the ring yet: its join may still be rolled back, and if it counted, the loss of a node that has never
+    served would cost a majority its margin. Or on its way out with no way back. Before that, a node that leaves stays a
+    candidate, and so does one that is rebuilt: a long operation must not shrink the vote."""
+    if state in (NodeState.DECOMMISSIONING, NodeState.REMOVING):
+        return transition in (TransitionState.WRITE_BOTH_READ_NEW, TransitionState.LEFT_TOKEN_RING)
+    return state in JOINING_STATES
 
 
 def choose_voters(candidates: Iterable[VoterCandidate], voters_max: int = VOTERS_MAX) -> tuple[HostId, ...]:
@@ -29,7 +38,7 @@ def choose_voters(candidates: Iterable[VoterCandidate], voters_max: int = VOTERS
     datacenters of equal size one must hold the majority; of three or more none does.
     """
     assert voters_max % 2 == 1, "an even number of voters tolerates no more failures than one less"
-    settled = (one for one in candidates if one.member.present and not one.joining)
+    settled = (one for one in candidates if one.member.present and not one.unsettled)
     present = sorted(settled, key=lambda one: one.member.host)
     pool = [one for one in present if not one.excluded]
     # A seat without a candidate stays empty. If the number of seats shrank with an exclusion, it would demote a live

@@ -129,6 +129,12 @@ class Unreachable(EblaError):
     is_transient = True
 
 
+class HostLeft(Unreachable):
+    """The peer refuses this host because it has left the cluster."""
+
+    is_transient = False
+
+
 class ConnectionLost(EblaError):
     """The connection ended after the request was sent and before its response arrived."""
 

@@ -6,7 +6,7 @@ Drivers and Spark connectors compute the same tokens; one different bit would se
 
 import itertools
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Final, NewType
 
 import msgspec
@@ -155,3 +155,39 @@ def intersect_ranges(token_range: TokenRange, within: TokenRange) -> tuple[Token
         if max(one.start, other.start) < min(one.end, other.end)
     ]
     return tuple(sorted(pieces))
+
+
+def merge_ranges(ranges: Iterable[TokenRange], count_max: int | None = None) -> tuple[TokenRange, ...]:
+    """Ascending, disjoint and not adjacent; none wraps around the ring. If more than `count_max` remain, one range that
+    covers them all."""
+    merged: list[TokenRange] = []
+    for each in sorted(part for one in ranges for part in one.unwrapped()):
+        if merged and merged[-1].end >= each.start:
+            merged[-1] = TokenRange(merged[-1].start, max(merged[-1].end, each.end))
+        else:
+            merged.append(each)
+    return tuple(merged) if count_max is None or len(merged) <= count_max else (covering_range(merged),)
+
+
+def covering_range(ranges: Collection[TokenRange]) -> TokenRange:
+    """The smallest range that covers all of these; none of them may wrap."""
+    return TokenRange(min(each.start for each in ranges), max(each.end for each in ranges))
+
+
+def subtract_ranges(ranges: Iterable[TokenRange], without: Iterable[TokenRange]) -> tuple[TokenRange, ...]:
+    """What is in the first and not in the second. Ascending, disjoint and not adjacent; none wraps around the ring."""
+    left: list[TokenRange] = []
+    gaps = merge_ranges(without)
+    for one in merge_ranges(ranges):
+        start = one.start
+        for gap in gaps:
+            if gap.end <= start or gap.start >= one.end:
+                continue
+            if gap.start > start:
+                left.append(TokenRange(start, gap.start))
+            start = gap.end
+            if start >= one.end:
+                break
+        if start < one.end:
+            left.append(TokenRange(start, one.end))
+    return tuple(left)

@@ -11,7 +11,7 @@ import msgspec
 
 from ebla.model.identity import Address, AttemptId, CheckpointId, HostId, SessionId, ShardNumber, TableId, TransferId
 from ebla.model.schema import TableSchema
-from ebla.model.token import TokenRange
+from ebla.model.token import TokenRange, subtract_ranges
 
 ROWS_NAME = "rows"
 """The name of the file of staged rows. It has records of `storage/codec/row_file.py`, one for each batch; every other
@@ -32,16 +32,23 @@ class CheckpointFile(msgspec.Struct, frozen=True, array_like=True):
     """On the source's file system, for hard links: a link has the same number."""
 
 
-class CheckpointLayer(msgspec.Struct, frozen=True, array_like=True):
+class CheckpointLayer(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     folder: str
     """Below the checkpoint's folder."""
     range: TokenRange
     """Rows outside of it do not belong to the stack."""
     files: tuple[CheckpointFile, ...]
+    hidden: tuple[TokenRange, ...] = ()
+    """Rows there do not belong to it either."""
 
     @property
     def size_bytes(self) -> int:
         return sum(file.size_bytes for file in self.files)
+
+    @property
+    def visible(self) -> tuple[TokenRange, ...]:
+        """The ranges whose rows belong to the stack."""
+        return subtract_ranges((self.range,), self.hidden) if self.hidden else (self.range,)
 
 
 class CheckpointPart(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -61,7 +68,8 @@ class CheckpointPart(msgspec.Struct, frozen=True, array_like=True, kw_only=True)
 
 
 class ScanStack(msgspec.Struct, frozen=True, array_like=True):
-    """A stack of a checkpoint as a scan reads it: its layers by folder, each with its range."""
+    """A stack of a checkpoint as a scan reads it: its layers by folder, each with its range. A layer of which only some
+    ranges belong to the stack is listed with each of them."""
 
     range: TokenRange
     layers: tuple[tuple[str, TokenRange], ...]

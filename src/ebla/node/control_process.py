@@ -13,7 +13,7 @@ from ebla.control.coordinator.coordinator import Coordinator
 from ebla.control.coordinator.coordinator_deps import CoordinatorDeps
 from ebla.control.coordinator.stream_orders import StreamOrders
 from ebla.control.coordinator.topology_service import TopologyService
-from ebla.control.fault_points import FaultPoint, FaultPoints
+from ebla.control.fault_points import SHARD_POINTS, FaultPoint, FaultPoints
 from ebla.control.group0.formation import Group0Config
 from ebla.control.group0.join_state import JoinStage
 from ebla.control.group0.member_features import why_not_in_use
@@ -29,7 +29,7 @@ from ebla.control.liveness.heartbeats import HeartbeatMonitor
 from ebla.control.local_stores import LocalStores
 from ebla.control.operations.failover import Failover, FailoverDeps
 from ebla.control.operations.operation_service import Operations
-from ebla.control.operations.runner import OperationDeps, OperationHandle
+from ebla.control.operations.runner import MembershipActivity, OperationDeps
 from ebla.control.pipeline_placement import (
     NO_PERMIT,
     PIPELINE,
@@ -51,11 +51,8 @@ from ebla.control.topology.node_barrier import SHARD_PREFIX, takes_part
 from ebla.control.topology.own_row import OwnRow
 from ebla.control.topology.schema_service import SchemaService
 from ebla.group0.join_handshake import NotAdmitted, rejected
-from ebla.group0.operations import EndedOperation
 from ebla.journal.segmented_log import LogFailed
-from ebla.leadership.activities import ActivitySpec
-from ebla.leadership.quorum import MAJORITY
-from ebla.model.errors import Corruption, EblaError, Refused, Unavailable, leaf_errors
+from ebla.model.errors import Corruption, EblaError, Refused, leaf_errors
 from ebla.model.identity import HostId, ShardNumber
 from ebla.model.transaction import Revision
 from ebla.node.context import NodeContext
@@ -69,7 +66,7 @@ from ebla.wire.feed_messages import ChildReport, NodeBarrierRequest
 from ebla.wire.metrics_messages import MetricsAnswer, MetricsRequest, collect_metrics
 from ebla.wire.peers import Peers, PeersContext
 from ebla.wire.server import IncomingCall, Server
-from ebla.wire.topology_messages import StopNodeRequest
+from ebla.wire.topology_messages import LEFT_AS_REQUESTED, StopNodeRequest
 from ebla.wire.verbs import (
     CHILD_BEAT,
     IDENTITY,
@@ -99,8 +96,6 @@ class ChildProcesses(PipelineChild, Protocol):
 
 NAME = "control"
 START_REFUSALS = (Corruption, LogFailed, OSError, NotAdmitted)
-QUORUM_WAIT_MS = 5_000
-"""How much longer than a lease period an operation waits for its quorum: a dead leader's leases have run out then."""
 
 
 class ControlProcess:
@@ -160,6 +155,7 @@ class ControlProcess:
             context = node.peers_context(environment, NAME)
             peers = Peers(tasks, context)
             self._group0 = Group0Node(environment, self._group0_config, context, peers, self.fault_points.reach)
+            peers.on_left = self._group0.learn_left
             await self._prepare_stores(self._group0)
             # The wall clock may step back between two starts. The incarnation only has to differ.
             self._liveness = HeartbeatMonitor(
@@ -311,22 +307,12 @@ class ControlProcess:
     def _new_operations(
         self, group0: Group0Node, settings: SettingsNode, leadership: LeadershipNode, peers: Peers
     ) -> Operations:
-        def wait_ms() -> int:
-            return leadership.settings().period_ms + QUORUM_WAIT_MS
-
-        async def run_activity(
-            name: str, body: Callable[[OperationHandle], Awaitable[EndedOperation | None]]
-        ) -> EndedOperation | None:
-            if leadership.activities.tasks is None:
-                raise Unavailable("this node is about to stop")
-            spec = ActivitySpec(name=name, domain="membership", quorum=MAJORITY, wait_ms=wait_ms())
-            return await leadership.activities.run(spec, body)
-
+        activity = MembershipActivity(leadership)
         deps = OperationDeps(
             group0=group0,
             topology=self.topology,
-            run_activity=run_activity,
-            quorum_wait_ms=wait_ms,
+            run_activity=activity.run,
+            quorum_wait_ms=activity.wait_ms,
             rng=self._environment.rng,
             clock=self._environment.clock,
             report=self._node.report,
@@ -385,17 +371,23 @@ class ControlProcess:
             streams=self.streams,
             peers=peers,
             context=context,
+            silent=lambda: self._down(silent_only=True),
             control_port=self._node.options.ports.control,
             settings=lambda: settings.value(TOPOLOGY),
             reach=self.fault_points.reach,
         )
         coordinator = Coordinator(parts)
-        return coordinator, TopologyService(parts, coordinator, self._node.host, tasks)
+        return coordinator, TopologyService(parts, coordinator, tasks)
 
     async def _stop_ordered(self, request: StopNodeRequest, _handle: RunningHandle, _deadline_ms: int) -> EmptyAnswer:
         """This node has left the topology. It learns the same from its row, if the order does not reach it."""
         self._node.report("node.stop_requested", {"by": "the coordinator", "reason": request.reason})
-        self._refuse(rejected(request.reason))
+        if request.reason != LEFT_AS_REQUESTED:
+            self._refuse(rejected(request.reason))
+            return EmptyAnswer()
+        assert self._group0 is not None, "its verbs are served"
+        await self._group0.mark_left()
+        self._stop.set()
         return EmptyAnswer()
 
     def _follow_liveness(
@@ -510,14 +502,14 @@ class ControlProcess:
         assert self._feed is not None, "the process does not run yet"
         return self._feed
 
-    def _down(self) -> tuple[HostId, ...]:
+    def _down(self, *, silent_only: bool = False) -> tuple[HostId, ...]:
         """The hosts that serve no rows: silent ones, and excluded ones, this node perhaps among them."""
         store = self.topology.store
         if store is None:
             return ()
         watched_since_ms = self._environment.clock.boot_ms() - self._node.limits.peer_silence_ms
         down = down_hosts(store.members.values(), self.peers(), self._node.host, watched_since_ms)
-        excluded = self.exclusions.hosts()
+        excluded = () if silent_only else self.exclusions.hosts()
         return tuple(sorted({*down, *excluded})) if excluded else down
 
     def _expected(self) -> tuple[str, ...]:
@@ -540,12 +532,12 @@ class ControlProcess:
     def _child_beat(self, request: ChildBeatRequest, _call: IncomingCall) -> ChildBeatAnswer:
         self._children.heard(request.name, request.pid)
         self._beats[request.name] = request
-        clock_ahead_ms = 0 if self._liveness is None else self._liveness.clock_ahead_ms()
-        serving, permit = not self._stop.is_set(), NO_PERMIT
+        ahead_ms = 0 if self._liveness is None else self._liveness.clock_ahead_ms()
+        serving, permit, faults = not self._stop.is_set(), NO_PERMIT, self.fault_points.set_points(SHARD_POINTS)
         if serving and self._placement is not None and request.name == PIPELINE:
             permit = self._placement.permit(request.pid)
         return ChildBeatAnswer(
-            serving=serving, clock_ahead_ms=clock_ahead_ms, permit=permit.number, permit_ms=permit.left_ms
+            serving=serving, clock_ahead_ms=ahead_ms, permit=permit.number, permit_ms=permit.left_ms, faults=faults
         )
 
     def _status(self, _request: StatusRequest, _call: IncomingCall) -> StatusAnswer:

@@ -33,7 +33,6 @@ from ebla.ports.rng import Rng
 from ebla.runtime.socket_passing import SocketPassing
 from ebla.runtime.sockets import listen_tcp
 from ebla.runtime.tls import CqlServerTls, TlsFolder
-from ebla.topology.states import SERVING_STATES
 from ebla.transfers.cluster_client import WireClusterClient
 from ebla.wire.peers import Peers
 from ebla.wire.schema_messages import SchemaAnswer, SchemaChange, SchemaRequest
@@ -44,7 +43,7 @@ POLL_S = 0.1
 """How often it checks whether it may serve, before it listens, and whether a node went down, afterwards."""
 STATUS_MS = 2_000
 DROP_S = 1.0
-"""Time for requests in flight to end when the node is excluded."""
+"""Time for requests in flight to end when the node is excluded or has left the ring."""
 
 
 class LocalControlClient:
@@ -122,13 +121,13 @@ class CqlService:
         loop, view = asyncio.get_running_loop(), self._context.view
         try:
             while True:
-                is_excluded = self._context.own.host in view.down
-                if listens and is_excluded:
-                    self._suspend()
+                must_stop = self._why_not_listening()
+                if listens and must_stop:
+                    self._suspend(must_stop)
                     listens, drop_at = False, loop.time() + DROP_S
                 elif listens:
                     self._events.publish_changes(view.current, view.down)
-                elif self._context.serves() and self._is_in_ring():
+                elif self._context.serves() and not must_stop:
                     self._listen()
                     listens, drop_at = True, math.inf
                 elif loop.time() >= drop_at:
@@ -137,10 +136,14 @@ class CqlService:
         finally:
             self.server.abort()
 
-    def _is_in_ring(self) -> bool:
-        """A node that joins may be rolled back, and no driver knows of it."""
-        own = self._context.view.current.snapshot.nodes.get(self._context.own.host)
-        return own is not None and own.state in SERVING_STATES
+    def _why_not_listening(self) -> str:
+        """Drivers must not reach a node that refuses whatever they send, nor one that may be rolled back or that has
+        left the ring: they do not know of it."""
+        view, host = self._context.view, self._context.own.host
+        if host in view.down:
+            return "this node is excluded"
+        own = view.current.snapshot.nodes.get(host) if view.is_known else None
+        return "" if own is not None and own.takes_clients else "this node is not in the ring"
 
     def _listen(self) -> None:
         shared, shard_aware = self._node.options.cql_addresses
@@ -149,9 +152,7 @@ class CqlService:
         self.server.listen(listen_tcp(shard_aware, BACKLOG, shared=True), self._pass_on)
         self._node.report("cql.listens", {"address": str(shared), "shard_aware": str(shard_aware)})
 
-    def _suspend(self) -> None:
-        """This node is excluded: drivers must not reach it, since it refuses every request."""
-        cause = "this node is excluded"
+    def _suspend(self, cause: str) -> None:
         self._passing.close()
         self.server.suspend(cause)
         self._node.report("cql.listens_no_more", {"cause": cause})

@@ -33,6 +33,8 @@ def group0_config(node: NodeContext) -> Group0Config:
         cluster=node.cluster,
         cluster_name=node.cluster_name,
         contacts=options.peer_addresses,
+        replaced=options.replace,
+        ignored=options.ignore_dead,
         folder=str(node.folder.group0.absolute()),
         limits=node.limits,
     )

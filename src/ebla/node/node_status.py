@@ -82,9 +82,7 @@ class TabletCounter:
 def topology_status(snapshot: Snapshot, waits_for: str, tablets: Mapping[HostId, int]) -> TopologyStatus:
     nodes = tuple((node.host, node.state.value) for node in snapshot.members())
     transition = "" if snapshot.transition is None else snapshot.transition.value
-    excluded = tuple(
-        (one.host, "automatically" if one.is_automatic else "by hand") for one in snapshot.state.exclusions
-    )
+    excluded = tuple((host, _how_excluded(snapshot, host)) for host in snapshot.excluded_hosts)
     return TopologyStatus(
         version=snapshot.version,
         fence=snapshot.fence,
@@ -96,4 +94,12 @@ def topology_status(snapshot: Snapshot, waits_for: str, tablets: Mapping[HostId,
             NodeCounts(host=node.host, shards=node.shard_count, tablets=tablets.get(node.host, 0))
             for node in snapshot.members()
         ),
+        incomplete=tuple(node.host for node in snapshot.members() if node.is_incomplete),
     )
+
+
+def _how_excluded(snapshot: Snapshot, host: HostId) -> str:
+    exclusion = snapshot.exclusion_of(host)
+    if exclusion is None:
+        return "by a request"
+    return "automatically" if exclusion.is_automatic else "by hand"

@@ -42,10 +42,11 @@ from ebla.storage.stack import Stack
 from ebla.storage.store import ShardStore
 from ebla.storage.store_limits import StoreLimits
 from ebla.storage.store_recovery import open_store
+from ebla.wire.fault_messages import FaultAction, FaultRequest
 from ebla.wire.feed_messages import ChildReport
 from ebla.wire.peers import Peers, PeersContext
 from ebla.wire.server import IncomingCall, Server
-from ebla.wire.verbs import COMPACT, WRITE_ROWS, ChildBeatAnswer, IdentityAnswer, IdentityRequest
+from ebla.wire.verbs import CLEANUP, COMPACT, FAULT, WRITE_ROWS, ChildBeatAnswer, IdentityAnswer, IdentityRequest
 
 ANY_VERSION = TopologyVersion(0)
 FIRST_VIEW_WAIT_S = 60.0
@@ -53,6 +54,8 @@ CONFIRM_WAIT_S = 2.0
 """How long the start waits for the read barrier that allows it to drop stacks this shard no longer owns."""
 CONFIRM_RETRY_S = 1.0
 DRAIN_CHECK_MS = 10
+FAULT_PAUSE_MS = 610_000
+"""For the answer of control to a fault point that was reached."""
 DRAIN_SHARE = 0.2
 """The part of a child's time to stop that running requests get."""
 FLUSH_SHARE = 0.6
@@ -156,6 +159,7 @@ class ShardProcess(ChildProcess):
         self._damaged = 0
         """Replicas with damage, as last reported."""
         self._store: ShardStore | None = None
+        self._fault_points: tuple[str, ...] = ()
         self.for_peers: Server | None = None
         """Set once it listens."""
         # Set by `_compose`, once the store is open.
@@ -235,7 +239,7 @@ class ShardProcess(ChildProcess):
             storing = tasks.create_task(store.run())
             follower = self._follower = self.new_follower(control)
             try:
-                self._compose(tasks, store, peers, follower)
+                self._compose(tasks, store, peers, follower, control)
                 await self._serve(tasks, store, peers, follower)
             finally:
                 self._listens = False
@@ -245,10 +249,21 @@ class ShardProcess(ChildProcess):
                 heartbeats.cancel()
 
     def _compose(
-        self, tasks: asyncio.TaskGroup, store: ShardStore, peers: PeersContext, follower: TopologyFollower
+        self,
+        tasks: asyncio.TaskGroup,
+        store: ShardStore,
+        peers: PeersContext,
+        follower: TopologyFollower,
+        control: Peers,
     ) -> None:
         environment, node, view, own = self.environment, self.node, self.view, self.own
-        self._stacks = ReplicaStacks(store, view, own, node.report)
+
+        async def reach(point: str) -> None:
+            # Control has the fault points of the node; its answer may take as long as a test wants.
+            if point in self._fault_points:
+                await control.call(own.host, FAULT, FaultRequest(action=FaultAction.REACH, name=point), FAULT_PAUSE_MS)
+
+        self._stacks = ReplicaStacks(store, view, own, node.report, reach)
         self.guards = SessionGuards(view, follower, environment.clock)
         siblings = LocalShardClients(tasks, peers, own.host, node.shard_socket)
         self._store = store
@@ -320,7 +335,8 @@ class ShardProcess(ChildProcess):
     def _refuse_excluded(self, view: View) -> None:
         """Barriers do not wait for an excluded node, so what it sends may be routed by any older view."""
         if self.for_peers is not None:
-            self.for_peers.exclude(frozenset(view.snapshot.excluded_hosts))
+            snapshot = view.snapshot
+            self.for_peers.exclude(frozenset(snapshot.excluded_hosts), frozenset(snapshot.departed_hosts))
 
     def report_of(self, view: View) -> ChildReport:
         return msgspec.structs.replace(
@@ -340,9 +356,11 @@ class ShardProcess(ChildProcess):
             confirming = tasks.create_task(self._confirm(follower))
             if self._stacks.has_unowned:
                 await asyncio.wait([confirming], timeout=CONFIRM_WAIT_S)
-            tasks.create_task(self._compact(tasks, store, peers))
+            compactions = self._new_compactions(tasks, store, peers)
+            tasks.create_task(compactions.run(self._shard_metrics, self.node.report))
             servers = [self.new_server(tasks, peers), self.new_server(tasks, peers)]
             self.for_peers = servers[0]
+            servers[1].serve(CLEANUP, lambda _request, call: compactions.clean_up(call.work_ms()))
             self._refuse_excluded(self.view.current)
             await self._listen(*servers)
         finally:
@@ -369,14 +387,14 @@ class ShardProcess(ChildProcess):
                 self.node.report("shard.not_confirmed", {"cause": error.message})
             await asyncio.sleep(CONFIRM_RETRY_S)
 
-    async def _compact(self, tasks: asyncio.TaskGroup, store: ShardStore, peers: PeersContext) -> None:
+    def _new_compactions(self, tasks: asyncio.TaskGroup, store: ShardStore, peers: PeersContext) -> CompactionLoop:
         def terms(stack: Stack) -> GcContext:
             return gc_terms(self.view.current, stack, self.environment.clock.wall_us() // 1_000_000)
 
         bulk, host = Peers(tasks, peers), self.own.host
         bulk.set_address(host, self.node.bulk_socket)
         compact = self.deps.compact or (lambda job: bulk.call(host, COMPACT, job, self.node.limits.compaction_ms))
-        await CompactionLoop(store, self._stacks, compact, terms).run(self._shard_metrics, self.node.report)
+        return CompactionLoop(store, self._stacks, compact, terms)
 
     async def _listen(self, for_peers: Server, local: Server) -> None:
         node, transport = self.node, self.environment.transport
@@ -429,6 +447,7 @@ class ShardProcess(ChildProcess):
 
     def control_answered(self, sent_ms: int, answer: ChildBeatAnswer) -> None:
         self._right.heard(sent_ms, allowed=answer.serving)
+        self._fault_points = answer.faults
         self._timestamps.set_clock_ahead(answer.clock_ahead_ms)
         self.serves()  # reports a change even if no request arrives
 

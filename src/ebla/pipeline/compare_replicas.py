@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 from ebla.aio.retry import Backoff
 from ebla.model.identity import TableId
 from ebla.model.records.jobs import Difference, JobResult
-from ebla.model.token import TokenRange
+from ebla.model.token import TokenRange, covering_range, merge_ranges
 from ebla.model.transfers import BucketDifference, ComparisonResult, ComparisonTask, TransferSource
 from ebla.pipeline.job_plans import ComparePlan
 from ebla.pipeline.job_scheduler import JobLimits
 from ebla.ports.clock import Clock
 from ebla.request.read_plan import gc_before_s
-from ebla.transfers.token_ranges import ReplicaRange, covering_range, merge_ranges, replica_ranges
+from ebla.transfers.token_ranges import ReplicaRange, replica_ranges
 from ebla.transfers.transfer_run import RangeSources, RowCopy, TransferRun, TransferTotals, narrow_source
 
 MICROSECONDS = 1_000_000

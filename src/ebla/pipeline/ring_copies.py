@@ -1,4 +1,4 @@
-"""The transfers of a ring change: for each stack that gains ranges, some transfers of many ranges. Pure.
+"""The transfers of a node operation: for each stack that gets ranges, some transfers of many ranges. Pure.
 
 A transfer id follows from the session, the table, the ranges and the target, and the grouping of ranges into transfers
 follows from the rings. So a repeat, by this pipeline or that of the next leader, makes the same transfers, and finds
@@ -10,11 +10,11 @@ from collections.abc import Collection, Iterator, Sequence
 
 from ebla.model.errors import Unavailable
 from ebla.model.identity import HostId, Replica, SessionId, TableId, TransferId
-from ebla.model.token import TokenRange, advance
+from ebla.model.token import TokenRange, advance, covering_range
 from ebla.topology.routing.static_sharding import last_token_of_shard, static_shard
-from ebla.topology.routing.vnode_streams import RangeStream, ring_streams
+from ebla.topology.routing.vnode_streams import RangeStream, may_skip, ring_streams
 from ebla.topology.snapshot import Node, Replication, Snapshot
-from ebla.transfers.token_ranges import covering_range, format_range
+from ebla.transfers.token_ranges import format_range
 from ebla.transfers.transfer_run import RangeSources, RowCopy
 
 TRANSFERS_PER_STACK_MAX = 64
@@ -24,8 +24,8 @@ RANGES_PER_TRANSFER_MIN = 2
 
 
 def ring_copies(snapshot: Snapshot, tables: Collection[TableId], session: SessionId) -> tuple[RowCopy, ...]:
-    """Of those among the tables that are on vnodes, for the change that the snapshot is in. Raises `Unavailable` if a
-    range has no replica to read from."""
+    """Of those among the tables that are on vnodes, for the operation that the snapshot is in. Raises `Unavailable` if
+    a range has no replica to read from, unless the operation skips it."""
     stacks: dict[Replication, dict[Replica, list[RangeSources]]] = {}
     copies: list[RowCopy] = []
     for table in sorted(tables):
@@ -35,13 +35,15 @@ def ring_copies(snapshot: Snapshot, tables: Collection[TableId], session: Sessio
         if replication not in stacks:
             stacks[replication] = _ranges_by_stack(snapshot, ring_streams(snapshot, replication))
         for target, parts in stacks[replication].items():
-            _check_sources(snapshot, table, parts)
-            copies += (_copy(session, table, target, group) for group in _groups(parts))
+            if not may_skip(snapshot):
+                _check_sources(snapshot, table, parts)
+            groups = (group for group in _groups(parts) if any(part.hosts for part in group))
+            copies += (_copy(session, table, target, group) for group in groups)
     return tuple(copies)
 
 
 def _ranges_by_stack(snapshot: Snapshot, streams: Iterator[RangeStream]) -> dict[Replica, list[RangeSources]]:
-    """What each stack gains, ascending and cut at the borders of its shard."""
+    """What each stack gets, ascending and cut at the borders of its shard."""
     found: dict[Replica, list[RangeSources]] = {}
     for stream in streams:
         for host in stream.destinations:
@@ -68,6 +70,7 @@ def _groups(parts: Sequence[RangeSources]) -> Iterator[Sequence[RangeSources]]:
 
 
 def _copy(session: SessionId, table: TableId, target: Replica, parts: Sequence[RangeSources]) -> RowCopy:
+    """Parts without a source are in its id and in nothing else: a part may lose its last one by an exclusion."""
     ranges = [part.range for part in parts]
     hosts: dict[HostId, None] = dict.fromkeys(host for part in parts for host in part.hosts)
     return RowCopy(
@@ -75,7 +78,7 @@ def _copy(session: SessionId, table: TableId, target: Replica, parts: Sequence[R
         range=covering_range(ranges),
         sources=tuple(sorted(hosts)),
         targets=(target,),
-        parts=tuple(_joined(parts)),
+        parts=tuple(_joined([part for part in parts if part.hosts])),
         transfers=(transfer_id(session, table, ranges, target),),
     )
 

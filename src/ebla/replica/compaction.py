@@ -8,19 +8,23 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from ebla.feed.topology_view import View
-from ebla.model.errors import EblaError, Stale
+from ebla.model.errors import DeadlineExceeded, EblaError, Refused, Stale
+from ebla.model.token import WHOLE_RING, subtract_ranges
 from ebla.observe.event_reporter import EventReporter
 from ebla.replica.replica_stacks import ReplicaStacks
 from ebla.replica.shard_metrics import ShardMetrics
-from ebla.storage.compaction.compaction_plan import CompactionJob, CompactionResult
+from ebla.storage.compaction.compaction_plan import CompactionJob, CompactionResult, SwapOutcome
 from ebla.storage.compaction.tombstone_gc import GcContext, RepairedRange
 from ebla.storage.stack import Stack
 from ebla.storage.store import ShardStore
+from ebla.wire.verbs import CleanupAnswer
 
 CHECK_S = 1.0
 """How often the stacks are checked."""
 RETRY_PAUSE_S = 5.0
 """After a compaction that failed."""
+CLEANUP_RETRY_S = 1.0
+"""After a compaction whose result could not be used, and while another one of the stack runs."""
 FAILED = "failed"
 
 
@@ -74,10 +78,42 @@ class CompactionLoop:
             return grown[at:] + grown[:at]
         return grown
 
-    async def compact(self, stack: Stack) -> str | None:
-        """How it ended; None: there was nothing to compact."""
+    async def clean_up(self, deadline_ms: int) -> CleanupAnswer:
+        """Drops from tables on vnodes what the node does not hold, now. Raises `Refused` while a node operation runs,
+        and `DeadlineExceeded`."""
+        loop = asyncio.get_running_loop()
+        expires_at = loop.time() + deadline_ms / 1000
+        stacks = [stack for stack in self._stacks.served() if stack.entry.held is not None]
+        before_bytes = sum(self._store.bytes_of(stack) for stack in stacks)
+        for stack in stacks:
+            while not self._is_clean(stack):
+                if loop.time() >= expires_at:
+                    raise DeadlineExceeded(
+                        f"{stack.schema.full_name} was not cleaned up in time", advice="run the command again"
+                    )
+                end = await self.compact(stack, whole=True)
+                if end == SwapOutcome.SWAPPED.value or (end is None and stack.compacting is None):
+                    break
+                await asyncio.sleep(CLEANUP_RETRY_S)
+        after_bytes = sum(self._store.bytes_of(stack) for stack in stacks if not stack.dropped)
+        return CleanupAnswer(before_bytes=before_bytes, after_bytes=after_bytes)
+
+    def _is_clean(self, stack: Stack) -> bool:
+        if stack.dropped:
+            return True
+        kept = stack.kept
+        if kept is None:
+            operation = self._stacks.running_operation
+            raise Refused(
+                f"the cleanup stops: {operation or 'this shard does not know yet whether its topology is recent'}",
+                advice="run it again when it has ended, see `ebla topology`" if operation else "try again in a moment",
+            )
+        return not subtract_ranges((WHOLE_RING,), kept) and not any(base.hidden for base in stack.entry.bases)
+
+    async def compact(self, stack: Stack, *, whole: bool = False) -> str | None:
+        """How it ended; None: there was nothing to compact, or another compaction of the stack runs."""
         self._last = stack
-        job = await self._store.begin_compaction(stack, self._terms(stack))
+        job = await self._store.begin_compaction(stack, self._terms(stack), whole=whole)
         if job is None:
             return None
         try:

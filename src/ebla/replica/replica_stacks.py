@@ -13,9 +13,11 @@ could not be restored.
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
+from ebla.aio.bounded_gather import gather_bounded
 from ebla.feed.topology_view import TopologyView, View
 from ebla.model.errors import DiskFull, Stale
 from ebla.model.identity import Replica, TableId, TopologyVersion
@@ -23,22 +25,30 @@ from ebla.model.schema import TableSchema
 from ebla.model.token import TOKEN_MIN, TokenRange
 from ebla.observe.event_reporter import EventReporter
 from ebla.replica.stack_plan import (
+    HeldByReplication,
     Hop,
     ShardStackPlan,
     StackKey,
     TableStackPlan,
     check_no_resize,
+    held_by_replication,
     plan_shard,
     stack_keys,
 )
 from ebla.storage.codec.key_codec import tablet_index
+from ebla.storage.layers.layer import LayerDamaged
+from ebla.storage.manifest import HeldRanges
 from ebla.storage.stack import Stack
+from ebla.storage.stack_changes import ReachGain, reach_nothing
 from ebla.storage.store import GC_HOLD_AT_START, ShardStore
+from ebla.topology.routing.replica_sets import HeldRangesOfHost
 from ebla.topology.snapshot import Snapshot
 from ebla.topology.states import SessionKind
 
 IN_TRANSITION = "in transition"
 BULK_SESSION = "a bulk session of its table is open"
+GAINS_AT_ONCE_MAX = 4
+"""Stacks that are sealed at once when the node gains ranges."""
 DROP_CHECK_S = 0.1
 """How often doomed stacks are checked, while there are any."""
 
@@ -58,11 +68,20 @@ class TableStacks:
 StackLayout = Mapping[TableId, TableStacks]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Prepared:
     view: View
     plan: ShardStackPlan
     layout: StackLayout
+    held: HeldByReplication
+
+    def vnode_stacks(self) -> Iterator[tuple[Stack, HeldRangesOfHost]]:
+        """Each with what the node holds of its table."""
+        snapshot = self.view.snapshot
+        for table_id, table in self.layout.items():
+            if not snapshot.on_tablets(table_id):
+                for stack in table.stacks.values():
+                    yield stack, self.held[snapshot.replication_of(table_id)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +95,19 @@ class _Doomed:
 class ReplicaStacks:
     """`run` must be running in the shard's task group."""
 
-    def __init__(self, store: ShardStore, view: TopologyView, own: Replica, report: EventReporter) -> None:
+    def __init__(
+        self,
+        store: ShardStore,
+        view: TopologyView,
+        own: Replica,
+        report: EventReporter,
+        reach: ReachGain = reach_nothing,
+    ) -> None:
         self._store = store
         self._view = view
         self._own = own
         self._report = report
+        self._reach = reach
         self._known: dict[StackKey, Stack] = {
             (stack.entry.table, stack.entry.range): stack for stack in store.stacks.values()
         }
@@ -123,6 +150,11 @@ class ReplicaStacks:
         return len(self._known)
 
     @property
+    def running_operation(self) -> str:
+        """What the topology is doing, by the installed view; empty: it is idle."""
+        return "" if self._installed is None else self._installed.view.snapshot.running_operation
+
+    @property
     def doomed_count(self) -> int:
         return len(self._doomed)
 
@@ -149,6 +181,9 @@ class ReplicaStacks:
         # A table whose columns are not known cannot have rows yet.
         planned = plan_shard(view.snapshot, self._own, *known)
         plan = {table: one for table, one in planned.items() if table in view.schemas}
+        held = held_by_replication(
+            view.sets, self._own.host, None if before is None else (before.view.snapshot, before.held)
+        )
         await self._learn_schemas(view, before)
         wanted = stack_keys(plan)
         await self._drop_returning(wanted)
@@ -158,7 +193,8 @@ class ReplicaStacks:
             for place, stack in zip(missing, await self._store.create_all(missing)):
                 self._known[place] = stack
         layout = {table: self._table_stacks(table, one) for table, one in plan.items()}
-        prepared = _Prepared(view, plan, layout)
+        prepared = _Prepared(view=view, plan=plan, layout=layout, held=held)
+        await self._hold_ranges(prepared)
         await self._hold_gc(prepared)
         self._prepared = prepared
 
@@ -296,6 +332,38 @@ class ReplicaStacks:
             return
         self._report("replica.dropped", {"table": str(table), "after": token_range.start, "last": token_range.end})
 
+    async def _hold_ranges(self, prepared: _Prepared) -> None:
+        """INV-NODE-20: what the node gains by this view starts empty.
+
+        The view may come after several that this shard skips, a loss among them. A gain is noticed nevertheless:
+
+        - by a node operation, ranges are pending before the node has them, and the barrier of that state waits for this
+          shard. Whatever is pending by an operation not heard of yet is gained, even if the stored ranges have it;
+        - by ALTER KEYSPACE, ranges are natural at once. A barrier before its commit waits until this shard has stored
+          what was lost before.
+
+        Barriers wait for a node that is merely down. They do not wait for one that is excluded, and nothing is given to
+        such a node."""
+        view, node = prepared.view, prepared.view.snapshot.node_in_transition()
+        operation = "" if node is None or node.request is None else str(node.request)
+        changed = [
+            partial(self._hold_ranges_of, stack, held, of_host.pending)
+            for stack, of_host in prepared.vnode_stacks()
+            if (held := HeldRanges(of_host.ranges, view.revision, operation if of_host.pending else "")).is_news_to(
+                stack.entry.held
+            )
+        ]
+        if changed:
+            await gather_bounded(changed, GAINS_AT_ONCE_MAX)
+
+    async def _hold_ranges_of(self, stack: Stack, held: HeldRanges, pending: Sequence[TokenRange]) -> None:
+        try:
+            await self._store.hold_ranges(stack, held, pending, self._reach)
+        except LayerDamaged as failure:
+            # The next attempt finds it quarantined.
+            self._store.note_damage(stack, failure)
+            raise
+
     async def _hold_gc(self, prepared: _Prepared) -> None:
         """Loops until all are held at once: `confirm` of the view before may release some in the middle of this."""
         wanted = list(_holds_of(prepared))
@@ -307,6 +375,7 @@ class ReplicaStacks:
         """Releases what neither the installed nor the prepared view needs held (INV-LAYER-GC)."""
         if not self._confirmed:
             return
+        self._keep_held()
         wanted = {
             (stack.incarnation, reason)
             for one in (self._installed, self._prepared)
@@ -319,6 +388,16 @@ class ReplicaStacks:
                     if (stack.incarnation, reason) not in wanted:
                         self._store.release_gc(stack, reason)
                 self._store.release_gc(stack, GC_HOLD_AT_START)
+
+    def _keep_held(self) -> None:
+        """Compactions drop what is outside of the ranges that the node holds, while no node operation runs: until one
+        has ended, requests of the version before may still read there. Only by the installed view: it has let in every
+        row that is in the layers of a compaction, which reads this in the step in which it chooses them."""
+        installed = self._installed
+        assert installed is not None
+        is_idle = not installed.view.snapshot.running_operation
+        for stack, held in installed.vnode_stacks():
+            stack.kept = held.ranges if is_idle else None
 
 
 def _holds_of(prepared: _Prepared) -> Iterator[tuple[Stack, str]]:

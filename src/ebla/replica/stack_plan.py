@@ -9,11 +9,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from ebla.model.errors import Refused
-from ebla.model.identity import Replica, ShardNumber, TableId
+from ebla.model.identity import HostId, Replica, ShardNumber, TableId
 from ebla.model.token import WHOLE_RING, Token, TokenRange
+from ebla.topology.routing.replica_sets import HeldRangesOfHost, ReplicaSets, VnodeReplicas
 from ebla.topology.routing.sharder import TabletSharder, has_replica
-from ebla.topology.snapshot import Snapshot
-from ebla.topology.states import TransitionKind
+from ebla.topology.snapshot import Replication, Snapshot
+from ebla.topology.states import NodeState, TransitionKind
 from ebla.topology.tablet_map import TOKEN_BITS, TabletMap
 
 StackKey = tuple[TableId, TokenRange]
@@ -38,7 +39,7 @@ class TableStackPlan:
     pending: tuple[int, ...] = ()
     """Numbers of replicas that are pending here."""
     moving: tuple[int, ...] = ()
-    """Numbers of tablets in any transition."""
+    """Numbers of tablets in any transition, or that are rebuilt here."""
     hops: Mapping[int, Hop] = field(default_factory=dict)
 
 
@@ -49,7 +50,7 @@ def plan_shard(
     snapshot: Snapshot, own: Replica, before: Snapshot | None = None, before_plan: ShardStackPlan | None = None
 ) -> ShardStackPlan:
     """Plans of tables that did not change since `before` are the same objects as in its plan."""
-    ring_moves = snapshot.transition is not None
+    ring_moves = snapshot.transition is not None or _is_rebuilt(snapshot, own)
     plan: dict[TableId, TableStackPlan] = {}
     for table in snapshot.tables:
         tablets = snapshot.tablets.get(table)
@@ -64,6 +65,12 @@ def plan_shard(
         else:
             plan[table] = known or _plan_tablets(tablets, own)
     return plan
+
+
+def _is_rebuilt(snapshot: Snapshot, own: Replica) -> bool:
+    """Rows that are older than its tombstones may arrive on such a node."""
+    node = snapshot.nodes.get(own.host)
+    return node is not None and node.state is NodeState.REBUILDING
 
 
 _VNODES = TableStackPlan(shift=TOKEN_BITS, ranges={0: WHOLE_RING})
@@ -98,6 +105,36 @@ def _hop(tablets: TabletMap, number: int, own: Replica) -> Hop | None:
     shards = TabletSharder(tablets, own.host).shards_for_writes(tablets.last_token(number))
     other = next((shard for shard in shards if shard != own.shard), None)
     return None if other is None else Hop(other, own.shard in shards)
+
+
+HeldByReplication = Mapping[Replication, HeldRangesOfHost]
+"""What the node holds of tables on vnodes, by how their keyspace is replicated."""
+
+
+def held_by_replication(
+    sets: ReplicaSets, own: HostId, before: tuple[Snapshot, HeldByReplication] | None = None
+) -> HeldByReplication:
+    """What did not change since `before` is not computed again."""
+    snapshot = sets.snapshot
+    known = before[1] if before is not None and _same_rings(before[0], snapshot) else {}
+    held: dict[Replication, HeldRangesOfHost] = {}
+    for table in snapshot.tables:
+        if snapshot.on_tablets(table) or (replication := snapshot.replication_of(table)) in held:
+            continue
+        replicas = sets.of(table)
+        assert isinstance(replicas, VnodeReplicas), "it is not on tablets"
+        held[replication] = known.get(replication) or replicas.held_ranges_of(own)
+    return held
+
+
+def _same_rings(before: Snapshot, snapshot: Snapshot) -> bool:
+    """Whether the replicas of every vnode are surely the same in both."""
+    return (
+        before.nodes is snapshot.nodes
+        and before.node_requests is snapshot.node_requests
+        and before.transition is snapshot.transition
+        and before.state.ignored_nodes == snapshot.state.ignored_nodes
+    )
 
 
 def stack_keys(plan: ShardStackPlan) -> list[StackKey]:

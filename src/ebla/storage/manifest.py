@@ -18,7 +18,8 @@ from ebla.journal.checked_file import discard_temporary, read_checked_file, repl
 from ebla.model.errors import Corruption, DiskFull, EblaError, InternalError, Refused
 from ebla.model.identity import StoreId, TableId
 from ebla.model.schema import TableSchema
-from ebla.model.token import TokenRange
+from ebla.model.token import TokenRange, subtract_ranges
+from ebla.model.transaction import Revision
 from ebla.ports.disk import Disk
 from ebla.storage.layers.layer_facts import NO_FACTS, LayerFacts
 
@@ -44,6 +45,30 @@ class LayerEntry(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """Why it was quarantined; empty: it is sound."""
     has_files: bool = False
     """Its files are durable, so a missing folder is damage. False: the commit log has all of its rows."""
+    hidden: tuple[TokenRange, ...] = ()
+    """Rows there do not belong to the stack either: they are from before the node gained these ranges. INV-NODE-20."""
+
+    @property
+    def visible(self) -> tuple[TokenRange, ...]:
+        """The ranges whose rows belong to the stack."""
+        return subtract_ranges((self.range,), self.hidden) if self.hidden else (self.range,)
+
+
+class HeldRanges(msgspec.Struct, frozen=True, array_like=True):
+    """The ranges of a table on vnodes of which the node was a replica, natural or pending, at a revision."""
+
+    ranges: tuple[TokenRange, ...]
+    at: Revision
+    operation: str = ""
+    """The node operation by which some of them are pending; empty: none are."""
+
+    def is_news_to(self, known: "HeldRanges | None") -> bool:
+        """Whether it must be stored. Revisions of another history cannot be compared; that one began later."""
+        if known is None:
+            return True
+        is_older = self.at.history == known.at.history and self.at.index <= known.at.index
+        is_same = self.ranges == known.ranges and self.operation in ("", known.operation)
+        return not is_older and not is_same
 
 
 class StackEntry(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -59,6 +84,8 @@ class StackEntry(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     adopted: tuple[str, ...] = ()
     """Origins of adopted layers, as long as the adoption may be repeated. The layers alone do not show it: a compaction
     may have replaced them since."""
+    held: HeldRanges | None = None
+    """None: of a tablet, or not known yet."""
 
     @property
     def layers(self) -> tuple[LayerEntry, ...]:

@@ -14,6 +14,7 @@ import msgspec
 from ebla.model.errors import Overloaded, Stale
 from ebla.model.rows import EMPTY_HEAD, NEVER_US, PartitionHead
 from ebla.model.schema import TableSchema
+from ebla.model.token import TokenRange
 from ebla.storage.codec.key_codec import (
     KeyKind,
     KeySpan,
@@ -40,7 +41,7 @@ from ebla.storage.merge.row_merge import (
 
 @dataclass(frozen=True, slots=True)
 class _Slot:
-    """How reads use a layer. `clip` is None where its range covers the stack's."""
+    """How reads use a layer. `clip` is None where all of the stack's keys may be in it."""
 
     ref: LayerRef
     clip: tuple[KeySpan, ...] | None
@@ -70,6 +71,8 @@ class Stack:
         self.pins = 0
         """How many openers may hold layers of it; none of its layers is removed meanwhile."""
         self.gc_holds: set[str] = set()
+        self.kept: tuple[TokenRange, ...] | None = None
+        """What compactions keep: the ranges that the node holds. None: everything."""
         self.reject_upto_us = NEVER_US
         """Set while a compaction that dropped tombstones is swapped in. A write that is not newer than those tombstones
         would be hidden before the swap and visible after it."""
@@ -238,7 +241,9 @@ class Stack:
     def _update_slots(self) -> None:
         slots = []
         for entry in self.layer_entries:
-            clip = None if entry.range.covers(self.entry.range) else key_spans(entry.range)
+            clip = None
+            if entry.hidden or not entry.range.covers(self.entry.range):
+                clip = tuple(span for part in entry.visible for span in key_spans(part))
             ref = self.layer_ref(entry)
             slots.append(_Slot(ref, clip, None if ref.writable else entry.facts.has_heads))
         self._slots = tuple(reversed(slots))

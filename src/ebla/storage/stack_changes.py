@@ -6,7 +6,7 @@ old folder that is swept as well. Every change may be requested again after a fa
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,7 +17,7 @@ import msgspec
 from ebla.journal.checked_file import parent_folder
 from ebla.model.errors import DiskFull, EblaError, Overloaded
 from ebla.model.rows import NEVER_US
-from ebla.model.token import TokenRange
+from ebla.model.token import TokenRange, merge_ranges, subtract_ranges
 from ebla.ports.disk import Disk
 from ebla.ports.rng import Rng
 from ebla.storage.commit_log import CommitLog
@@ -36,6 +36,7 @@ from ebla.storage.layers.layer_cache import LayerCache
 from ebla.storage.layers.layer_facts import NO_FACTS
 from ebla.storage.manifest import (
     ADOPTED_MAX,
+    HeldRanges,
     Incarnation,
     LayerEntry,
     LayerId,
@@ -71,6 +72,14 @@ def scratch_folder(folder: str) -> str:
 def quarantine_folder(folder: str) -> str:
     """Damaged layers of replicas that were dropped, kept for operators."""
     return f"{folder}/damaged"
+
+
+ReachGain = Callable[[str], Awaitable[None]]
+"""Called with the name of the fault point, before and after the manifest that hides a gained range."""
+
+
+async def reach_nothing(_place: str) -> None:
+    pass
 
 
 @dataclass(slots=True, kw_only=True)
@@ -237,6 +246,42 @@ class StackChanges:
         finally:
             await source.discard()
 
+    # -- gained ranges -----------------------------------------------------------------------------------------------
+
+    async def hold_ranges(
+        self,
+        stack: Stack,
+        held: HeldRanges,
+        pending: Sequence[TokenRange] = (),
+        reach: ReachGain = reach_nothing,
+    ) -> None:
+        """The node holds these ranges of the table from here on. Of those that it gains by that, whatever the stack has
+        is hidden on return, also after a crash at any point (INV-NODE-20). It gains what it did not hold before, and
+        what becomes pending by an operation of which this stack has not heard: in between it may have lost that.
+
+        The seal leaves nothing of them in the live layer, nor in records that a start would replay: nobody sends the
+        node rows of a range before it is a replica. A crash after the seal finds the old ranges stored, and seals and
+        hides once more. Repeated, it changes nothing, so writes taken since are kept.
+
+        A revision at or before the stored one changes nothing either: after a restart, the first views may be older
+        than what the shard knew. Of a stack of which no ranges are known, everything held now counts as held before:
+        it is new, or of a release that did not store them."""
+        async with stack.changing:
+            known = stack.entry.held
+            if stack.dropped or not held.is_news_to(known):
+                return
+            gained = () if known is None else _gained(known, held, pending)
+            entry = stack.entry
+            if gained:
+                if not stack.damage:  # a damaged one serves nothing until it is dropped
+                    await self._complete_seal(stack)
+                    await self._seal(stack)
+                entry = _with_hidden(stack.entry, gained)
+                await reach("gain.before_manifest")
+            await self._commit(stack, msgspec.structs.replace(entry, held=held))
+            if gained:
+                await reach("gain.after_manifest")
+
     # -- drop and quarantine -----------------------------------------------------------------------------------------
 
     async def drop(self, stack: Stack) -> None:
@@ -341,6 +386,7 @@ class StackChanges:
                 inputs = tuple(one.id for one in bases) if whole else choose_inputs(bases, self.limits.bases_max)
                 held = bool(stack.gc_holds) or stack.compaction_keeps_all
                 rule = plan_gc_rule(layers, inputs, stack.schema, gc, held=held)
+                kept = stack.kept
             if not inputs:
                 return None
             output = self.new_layer_id()
@@ -361,13 +407,14 @@ class StackChanges:
                 rule=rule,
                 schema=stack.schema,
                 scratch_folder=scratch,
+                kept=kept,
             )
 
     async def _link_input(self, stack: Stack, entry: LayerEntry, scratch: str) -> CompactionInput:
         folder = f"{scratch}/{entry.id:016x}"
         async with self.layers.hold(stack.layer_ref(entry)) as layer:
             await layer.checkpoint(folder, durable=False)  # a start empties the scratch folder
-        return CompactionInput(entry.id, folder, entry.range)
+        return CompactionInput(entry.id, folder, entry.visible)
 
     async def finish_compaction(self, job: CompactionJob, result: CompactionResult) -> SwapOutcome:
         """The built layer replaces its inputs, unless the stack has changed meanwhile. `INV-LAYER-GC`."""
@@ -408,7 +455,11 @@ class StackChanges:
             )
         finally:
             await built.discard()
-        replaced = [one for one in stack.entry.bases if any(one.id == used.id for used in job.inputs)]
+        inputs = {one.id: one for one in job.inputs}
+        replaced = [one for one in stack.entry.bases if one.id in inputs]
+        # What was hidden while the compaction ran; what it dropped may be hidden once more.
+        gained = [gone for one in replaced for gone in subtract_ranges(inputs[one.id].ranges, one.visible)]
+        entry = msgspec.structs.replace(entry, hidden=merge_ranges(gained))
         position = stack.entry.bases.index(replaced[0])
         kept = [one for one in stack.entry.bases if one not in replaced]
         bases = (*kept[:position], entry, *kept[position:])
@@ -437,3 +488,14 @@ class StackChanges:
 
     async def _commit(self, stack: Stack, entry: StackEntry) -> None:
         await self.manifest.change(partial(with_stack, entry=entry), partial(stack.install, entry))
+
+
+def _gained(known: HeldRanges, held: HeldRanges, pending: Sequence[TokenRange]) -> tuple[TokenRange, ...]:
+    of_operation = () if held.operation == known.operation else pending
+    return merge_ranges((*subtract_ranges(held.ranges, known.ranges), *of_operation))
+
+
+def _with_hidden(entry: StackEntry, gained: Sequence[TokenRange]) -> StackEntry:
+    """Adoptions that may be repeated are forgotten: a repeated one has to bring back what this hides of it."""
+    bases = [msgspec.structs.replace(one, hidden=merge_ranges((*one.hidden, *gained))) for one in entry.bases]
+    return msgspec.structs.replace(entry, bases=tuple(bases), adopted=())

@@ -82,11 +82,11 @@ class ShardStore(StackChanges):
     @property
     def load_bytes(self) -> int:
         """The layers and the commit log. A live layer counts once it has been open since the start."""
-        layers_bytes = sum(
-            sum(base.size_bytes for base in stack.entry.bases) + self._live_bytes.get(stack.live.id, 0)
-            for stack in self._stacks.values()
-        )
-        return layers_bytes + self.log.size_bytes
+        return sum(self.bytes_of(stack) for stack in self._stacks.values()) + self.log.size_bytes
+
+    def bytes_of(self, stack: Stack) -> int:
+        """Of its layers."""
+        return sum(base.size_bytes for base in stack.entry.bases) + self._live_size(stack)
 
     # -- rows ------------------------------------------------------------------------------------------------------
 

@@ -156,6 +156,18 @@ def is_optimal(ranges: Sequence[CdcRange], ring_tokens: Iterable[int]) -> bool:
     return [each.range_end for each in ranges] == sorted(ring_tokens)
 
 
+def has_current_streams(snapshot: Snapshot) -> bool:
+    """Whether the newest generation has streams for exactly the ring's vnodes: then there is nothing to repair."""
+    committed = committed_generations(snapshot)
+    if not committed:
+        return False
+    newest = committed[-1].generation
+    if any((newest.id, number) not in snapshot.cdc_parts for number in range(newest.part_count)):
+        return False
+    ring = (token for node in ring_owners(snapshot) for token in node.tokens)
+    return is_optimal(generation_data(snapshot, newest), ring)
+
+
 def committed_generations(snapshot: Snapshot) -> tuple["CommittedGeneration", ...]:
     """Oldest first."""
     found = (

@@ -121,6 +121,7 @@ class AdvanceNode(Command, frozen=True, kw_only=True):
     """The version whose barrier succeeded; the same commit raises the fence to it. 0: none."""
     streamed_bytes: int = 0
     streamed_ranges: int = 0
+    skipped: tuple[str, ...] = ()
 
 
 class RollBackNode(Command, frozen=True, kw_only=True):

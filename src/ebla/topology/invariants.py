@@ -58,6 +58,9 @@ def _nodes(snapshot: Snapshot) -> Iterator[InvariantViolation]:
     for host in snapshot.excluded_hosts:
         if host not in snapshot.state.ignored_nodes:
             yield InvariantViolation("INV-NODE-8", f"{host} is excluded but barriers wait for it")
+    for node in snapshot.members():
+        if node.is_incomplete and node.host not in snapshot.excluded_hosts:
+            yield InvariantViolation("INV-NODE-23", f"{node.host} lacks rows and is not excluded")
     committing = snapshot.transition is TransitionState.COMMIT_CDC_GENERATION
     if not committing and snapshot.state.new_cdc_generation is not None:
         yield InvariantViolation("INV-NODE-12", "a generation is to be committed, and this is not the state for it")
@@ -211,6 +214,9 @@ def _between(before: Snapshot, after: Snapshot) -> Iterator[InvariantViolation]:
     for node in before.nodes_in(NodeState.LEFT):
         if after.nodes.get(node.host) != node:
             yield InvariantViolation("INV-NODE-1", f"{node.host} left, and its row changed after that")
+    for node in before.members():
+        if node.is_incomplete and node.host in after.nodes and not after.nodes[node.host].is_incomplete:
+            yield InvariantViolation("INV-NODE-23", f"{node.host} lacked rows and counts as complete")
     gone = [host for host in sorted(before.nodes) if host not in after.nodes]
     if gone:
         yield InvariantViolation("INV-NODE-1", f"the row of {gone[0]} is gone")

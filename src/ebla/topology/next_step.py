@@ -21,6 +21,7 @@ from ebla.topology.request_queue import (
     draining_hosts,
     pending_requests,
 )
+from ebla.topology.routing.vnode_streams import gaining_hosts
 from ebla.topology.sessions import sessions_to_close
 from ebla.topology.snapshot import GenerationId, GlobalRequest, Node, Snapshot
 from ebla.topology.states import (
@@ -149,7 +150,10 @@ def next_step(snapshot: Snapshot, liveness: LivenessView, *, plan_is_empty: bool
         return _step_of_node(snapshot, node, liveness)
     if snapshot.transition is not None:
         return _step_of_track(snapshot, plan_is_empty)
-    return choose_request(snapshot, liveness) or _step_without_requests(snapshot, plan_is_empty)
+    choice = choose_request(snapshot, liveness)
+    if isinstance(choice, BlockedQueue) and snapshot.state.global_requests:
+        return _step_of_global(snapshot)  # requests that cannot run hold nothing up
+    return choice or _step_without_requests(snapshot, plan_is_empty)
 
 
 def _step_of_node(snapshot: Snapshot, node: Node, liveness: LivenessView) -> Step:
@@ -165,16 +169,22 @@ def _step_of_node(snapshot: Snapshot, node: Node, liveness: LivenessView) -> Ste
 
 
 def _why_failed(snapshot: Snapshot, node: Node, liveness: LivenessView) -> str:
-    """Why the operation must not go on, as long as its row has a way back; empty: it may. Only a joining node is given
-    up when it is excluded or lost, since it serves nothing yet."""
+    """Why the operation must not go on, as long as its row has a way back; empty: it may. The node of a remove is dead;
+    any other one streams or is streamed to, as are those that gain ranges. Other nodes are sources at most, and others
+    take their place."""
     request = snapshot.request_of(node)
     if request is not None and request.error:
         return request.error
-    if node.state not in (NodeState.BOOTSTRAPPING, NodeState.REPLACING):
+    gone = [host for host in sorted(snapshot.nodes) if host in snapshot.excluded_hosts or host in liveness.lost]
+    needed = () if node.state is NodeState.REMOVING else (node.host,)
+    if snapshot.transition is TransitionState.WRITE_BOTH_READ_OLD and gone:
+        idle = snapshot.hosts_not_pending
+        needed = (*needed, *(host for host in gaining_hosts(snapshot) if host not in idle))
+    missing = next((snapshot.node(host) for host in gone if host in needed), None)
+    if missing is None:
         return ""
-    if node.host in snapshot.state.ignored_nodes:
-        return f"{node.address} was excluded"
-    return f"{node.address} does not answer" if node.host in liveness.lost else ""
+    is_excluded = missing.host in snapshot.excluded_hosts
+    return f"{missing.address} {'was excluded' if is_excluded else 'does not answer'}"
 
 
 def _step_of_draining(snapshot: Snapshot, node: Node, row: NodeRow, failed: str) -> Step:

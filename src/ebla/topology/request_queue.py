@@ -1,11 +1,13 @@
 """Which request runs next, and why the others do not, with the reasons as data."""
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 import msgspec
 
+from ebla.model.errors import EblaError, InvalidRequest, Refused
 from ebla.model.identity import HostId, RequestId
 from ebla.topology.commands import CancelRequest
 from ebla.topology.features import missing_to_join
@@ -25,6 +27,8 @@ PRIORITY: tuple[NodeRequestKind, ...] = (
 """Best first: what restores redundancy goes before what reduces it."""
 LEAVING_KINDS = (NodeRequestKind.LEAVE, NodeRequestKind.REMOVE)
 JOINING_KINDS = (NodeRequestKind.JOIN, NodeRequestKind.REPLACE)
+SETTLED_KINDS = (NodeRequestKind.REMOVE, NodeRequestKind.REPLACE, NodeRequestKind.REBUILD)
+"""A barrier at the version that ended one of these precedes the report of success."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,27 +38,60 @@ class LivenessView:
     alive: frozenset[HostId]
     now_ms: int
     lost: frozenset[HostId] = frozenset()
-    """Down for so long that a join is not continued."""
+    """Down for so long that an operation does not go on without them."""
 
     def alive_of(self, hosts: tuple[HostId, ...]) -> tuple[HostId, ...]:
         return tuple(host for host in hosts if host in self.alive)
 
 
 class Reason(enum.StrEnum):
-    """Why a request cannot run, or may not be made."""
+    """Why a request cannot run, or may not be made. `ADVICE` has the ways out."""
 
     NODES_DOWN = "nodes down and not excluded"
-    EXCLUDED_GAINS = "excluded nodes would gain vnode ranges, and nobody can stream to them"
-    IGNORED_ALIVE = "nodes that should be ignored are alive"
-    TARGET_ALIVE = "the node to remove or replace is alive; decommission it instead"
-    TARGET_DOWN = "the node itself is down"
-    TARGET_NOT_NORMAL = "the node is not in the state normal"
+    EXCLUDED_GAINS = "excluded node would gain ranges"
+    IGNORED_ALIVE = "node to ignore is alive"
+    IGNORED_UNKNOWN = "node to ignore is no member"
+    TARGET_ALIVE = "node to remove or replace is alive"
+    TARGET_DOWN = "node is down"
+    TARGET_EXCLUDED = "node is excluded"
+    TARGET_UNKNOWN = "no such node"
+    TARGET_NOT_NORMAL = "node is not normal"
+    HAS_REQUEST = "node already has a request"
+    BEING_REPLACED = "node is already being replaced"
+    HOLDS_TABLETS = "node holds tablets"
     REPLACED_NOT_NORMAL = "the node to replace is not in the state normal"
     REPLACED_ELSEWHERE = "a node may only be replaced by one of the same datacenter and rack"
     FEATURES_MISSING = "the node lacks features that the cluster has enabled"
     LAST_OWNER = "it is the last node that owns tokens"
     TOO_FEW_LEFT = "too few nodes would remain for the replication of a keyspace"
     UNKNOWN_DATACENTER = "no node of the datacenter to rebuild from"
+
+    @property
+    def is_invalid(self) -> bool:
+        """The request names something that does not exist or does not fit, and fails again however the cluster is."""
+        return self in _INVALID
+
+
+_INVALID = (Reason.TARGET_UNKNOWN, Reason.IGNORED_UNKNOWN, Reason.REPLACED_ELSEWHERE, Reason.UNKNOWN_DATACENTER)
+
+ADVICE: Mapping[Reason, str] = MappingProxyType(
+    {
+        Reason.NODES_DOWN: "start them, or exclude them: --ignore-dead HOST with a remove or replace, or ebla failover",
+        Reason.EXCLUDED_GAINS: "remove or replace it first: ebla removenode, or ebla add-node --replace",
+        Reason.IGNORED_ALIVE: "name only nodes that are down",
+        Reason.IGNORED_UNKNOWN: "see ebla status for the members",
+        Reason.TARGET_ALIVE: "decommission it (ebla decommission); if it is excluded, stop it first",
+        Reason.TARGET_DOWN: "start it, or remove it: ebla removenode",
+        Reason.TARGET_EXCLUDED: "recover it first (ebla recover), or stop it and remove it (ebla removenode)",
+        Reason.TARGET_UNKNOWN: "see ebla status for the members",
+        Reason.HAS_REQUEST: "wait for it, or abort it: ebla topology abort REQUEST",
+        Reason.BEING_REPLACED: "wait for it, or abort it: ebla topology abort REQUEST",
+        Reason.REPLACED_ELSEWHERE: "start the new node with that datacenter and rack",
+        Reason.FEATURES_MISSING: "start it with a release that has them",
+        Reason.LAST_OWNER: "add a node first",
+        Reason.TOO_FEW_LEFT: "add a node first, or lower the replication of the keyspace",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +160,14 @@ def pending_requests(snapshot: Snapshot) -> tuple[NodeRequest, ...]:
     return tuple(sorted(pending, key=lambda each: (PRIORITY.index(each.kind), each.start_ms, each.id)))
 
 
+def unsettled_requests(snapshot: Snapshot) -> tuple[NodeRequest, ...]:
+    """Requests that are done, except that some node may not have the version that ended them. The fence proves the
+    barrier."""
+    done = (each for each in snapshot.node_requests.values() if each.outcome is RequestOutcome.DONE)
+    found = (each for each in done if each.kind in SETTLED_KINDS and each.end_version > snapshot.fence)
+    return tuple(sorted(found, key=lambda each: each.end_version))
+
+
 def latest_join(snapshot: Snapshot, host: HostId) -> NodeRequest | None:
     """The join request of this host: an open one, or the last that ended."""
     found = [each for each in snapshot.node_requests.values() if each.host == host and each.kind in JOINING_KINDS]
@@ -161,14 +206,18 @@ def cancellation(snapshot: Snapshot, verdict: Verdict, now_ms: int) -> CancelReq
 def _blockers(snapshot: Snapshot, request: NodeRequest, liveness: LivenessView) -> tuple[Objection, ...]:
     """Dead nodes that block a request: a dead node may have the only fresh copy of a range that moves. Excluded ones do
     not block, because nobody counts on their copies: streams read around them. A rebuild needs only its own node."""
+    if request.kind in (NodeRequestKind.LEAVE, NodeRequestKind.REBUILD):
+        if request.host in snapshot.excluded_hosts:
+            return (Objection(Reason.TARGET_EXCLUDED, (request.host,)),)
+        if request.host not in liveness.alive:
+            return (Objection(Reason.TARGET_DOWN, (request.host,)),)
     if request.kind is NodeRequestKind.REBUILD:
-        return () if request.host in liveness.alive else (Objection(Reason.TARGET_DOWN, (request.host,)),)
-    gone = presumed_dead(request)
-    alive = liveness.alive_of(gone)
+        return ()
+    alive = liveness.alive_of(request.presumed_dead)
     if alive:
         # It has returned since the request was made, and would keep serving tokens that are taken from it.
         return (Objection(Reason.TARGET_ALIVE, alive),)
-    down = _nodes_down(snapshot, liveness, (*snapshot.state.ignored_nodes, *gone))
+    down = _nodes_down(snapshot, liveness, (*snapshot.excluded_hosts, *request.presumed_dead))
     return (*down, *_excluded_gains(snapshot, request))
 
 
@@ -197,13 +246,6 @@ def _nodes_down(snapshot: Snapshot, liveness: LivenessView, excused: tuple[HostI
     return (Objection(Reason.NODES_DOWN, down),) if down else ()
 
 
-def presumed_dead(request: NodeRequest) -> tuple[HostId, ...]:
-    """The node that the request assumes to be dead."""
-    if request.kind is NodeRequestKind.REMOVE:
-        return (request.host,)
-    return () if request.replaced is None else (request.replaced,)
-
-
 def _admission(snapshot: Snapshot, request: NodeRequest) -> tuple[Objection, ...]:
     """Objections to a new node, independent of liveness; none for requests of members."""
     if request.kind not in JOINING_KINDS:
@@ -227,22 +269,69 @@ def objections_to_submit(
 ) -> tuple[Objection, ...]:
     """Why the node that receives a request should refuse it at once. `apply` repeats the checks that need no
     liveness."""
-    found: list[Objection] = []
-    target = snapshot.nodes.get(request.host)
-    gone = presumed_dead(request)
-    if joining is None and (target is None or target.state is not NodeState.NORMAL):
-        found.append(Objection(Reason.TARGET_NOT_NORMAL, (request.host,)))
-    if alive := liveness.alive_of(gone):
+    found = list(standing_objections(snapshot, request, joining))
+    if alive := liveness.alive_of(request.presumed_dead):
         found.append(Objection(Reason.TARGET_ALIVE, alive))
     if alive := liveness.alive_of(request.ignored_nodes):
         found.append(Objection(Reason.IGNORED_ALIVE, alive))
-    if gone:
-        found.extend(_nodes_down(snapshot, liveness, (*snapshot.state.ignored_nodes, *request.ignored_nodes, *gone)))
-    found.extend(objections_to_removal(snapshot, request))
+    if request.presumed_dead:
+        found.extend(_nodes_down(snapshot, liveness, (*snapshot.excluded_hosts, *request.excludes)))
+    if request.kind in LEAVING_KINDS and (count := snapshot.tablet_replicas_on(request.host)):
+        found.append(Objection(Reason.HOLDS_TABLETS, (), f"{count} tablet replicas, which cannot be moved yet"))
     return tuple(found)
 
 
-def objections_to_removal(snapshot: Snapshot, request: NodeRequest) -> tuple[Objection, ...]:
+def submission_error(snapshot: Snapshot, objections: Sequence[Objection]) -> EblaError:
+    """What the submitter gets; there is an objection. Nothing was changed."""
+    first = next((one for one in objections if one.reason.is_invalid), objections[0])
+    kind = InvalidRequest if first.reason.is_invalid else Refused
+    return kind(first.text(snapshot), advice=ADVICE.get(first.reason, ""))
+
+
+def standing_objections(snapshot: Snapshot, request: NodeRequest, joining: Node | None = None) -> tuple[Objection, ...]:
+    """Why the request may not be made, whoever is alive. `joining`: the row of a new node. The first one is the
+    cause; the rest may be its consequences."""
+    if request.kind is NodeRequestKind.JOIN:
+        return ()
+    host = request.host if request.replaced is None else request.replaced
+    target = snapshot.nodes.get(host)
+    if target is None:
+        return (Objection(Reason.TARGET_UNKNOWN, (host,)),)
+    found: list[Objection] = []
+    if target.state is not NodeState.NORMAL:
+        found.append(Objection(Reason.TARGET_NOT_NORMAL, (host,), f"it is {target.state}"))
+    found.extend(_objections_by_requests(snapshot, request, target))
+    if joining is not None and (target.datacenter, target.rack) != (joining.datacenter, joining.rack):
+        places = f"it is in {target.datacenter}/{target.rack}, the new node in {joining.datacenter}/{joining.rack}"
+        found.append(Objection(Reason.REPLACED_ELSEWHERE, (host,), places))
+    if request.kind in (NodeRequestKind.LEAVE, NodeRequestKind.REBUILD) and host in snapshot.excluded_hosts:
+        found.append(Objection(Reason.TARGET_EXCLUDED, (host,)))
+    members = [node.host for node in snapshot.members()]
+    if unknown := tuple(one for one in request.ignored_nodes if one not in members):
+        found.append(Objection(Reason.IGNORED_UNKNOWN, unknown))
+    return (*found, *_objections_to_removal(snapshot, request), *_objections_to_source(snapshot, request))
+
+
+def _objections_by_requests(snapshot: Snapshot, request: NodeRequest, target: Node) -> Iterator[Objection]:
+    """A replace cancels what the dead node had requested; it cannot continue that."""
+    if target.request is not None and request.kind is not NodeRequestKind.REPLACE:
+        yield Objection(Reason.HAS_REQUEST, (target.host,), f"request {target.request}")
+    rivals = (one for one in snapshot.node_requests.values() if one.is_open and one.replaced == target.host)
+    rival = min((one.id for one in rivals), default=None)
+    if rival is not None:
+        yield Objection(Reason.BEING_REPLACED, (target.host,), f"request {rival}")
+
+
+def _objections_to_source(snapshot: Snapshot, request: NodeRequest) -> Iterator[Objection]:
+    wanted = request.rebuild_source
+    if wanted is not None:
+        others = [node for node in snapshot.nodes_in(NodeState.NORMAL) if node.host != request.host]
+        known = sorted({node.datacenter for node in others})
+        if wanted not in known:
+            yield Objection(Reason.UNKNOWN_DATACENTER, (), f"{wanted}; known are {', '.join(known) or 'none'}")
+
+
+def _objections_to_removal(snapshot: Snapshot, request: NodeRequest) -> tuple[Objection, ...]:
     """A node may leave only if the remaining nodes can hold every keyspace on tablets and some node owns tokens."""
     if request.kind not in LEAVING_KINDS or request.host not in snapshot.nodes:
         return ()

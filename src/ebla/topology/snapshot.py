@@ -15,6 +15,7 @@ from ebla.model.opinions import Opinion
 from ebla.model.transaction import Revision
 from ebla.topology.frozen_map import FrozenMap
 from ebla.topology.states import (
+    SERVING_STATES,
     GlobalRequestKind,
     NodeRequestKind,
     NodeState,
@@ -51,10 +52,18 @@ class Node(msgspec.Struct, frozen=True, tag="node", array_like=True, kw_only=Tru
     rebuild_source: str | None = None
     """Datacenter to stream from while rebuilding; None: any."""
     supported_features: tuple[str, ...] = ()
+    is_incomplete: bool = False
+    """It became a replica while it was excluded, so it lacks rows that quorums rely on: it never serves again, and can
+    only be removed or replaced (INV-NODE-23)."""
 
     @property
     def in_transition(self) -> bool:
         return self.state not in (NodeState.NONE, NodeState.NORMAL, NodeState.LEFT)
+
+    @property
+    def takes_clients(self) -> bool:
+        """Whether drivers may connect to it. A leaving node takes none from the moment its tokens are taken."""
+        return bool(self.tokens) and self.state in SERVING_STATES
 
 
 class NodeRequest(msgspec.Struct, frozen=True, tag="node_request", array_like=True, kw_only=True):
@@ -74,6 +83,24 @@ class NodeRequest(msgspec.Struct, frozen=True, tag="node_request", array_like=Tr
     streamed_bytes: int = 0
     """What its streams have moved, once they have ended."""
     streamed_ranges: int = 0
+    excluded_at_start: tuple[HostId, ...] = ()
+    """Of a remove: the hosts that were excluded when it started. They are no pending replicas in it."""
+    skipped: tuple[str, ...] = ()
+    """What they could not move, for people: a line for each table."""
+    end_version: TopologyVersion = TopologyVersion(0)
+    """The version that ended it."""
+
+    @property
+    def excludes(self) -> tuple[HostId, ...]:
+        """The hosts that are excluded because of this request: the dead node, and those that the operator ignores."""
+        return (*self.presumed_dead, *self.ignored_nodes)
+
+    @property
+    def presumed_dead(self) -> tuple[HostId, ...]:
+        """The node that the request assumes to be dead."""
+        if self.kind is NodeRequestKind.REMOVE:
+            return (self.host,)
+        return () if self.replaced is None else (self.replaced,)
 
     @property
     def is_open(self) -> bool:
@@ -93,6 +120,8 @@ class GlobalRequest(msgspec.Struct, frozen=True, tag="global_request", array_lik
     outcome: RequestOutcome = RequestOutcome.PENDING
     error: str = ""
     end_ms: int | None = None
+    generation: GenerationId | None = None
+    """The CDC generation that it commits, or has committed; None when it is done: there was nothing to do."""
 
     @property
     def is_open(self) -> bool:
@@ -200,8 +229,8 @@ class TopologyState(msgspec.Struct, frozen=True, tag="topology", array_like=True
     session: SessionId | None = None
     """The one session of a vnode operation."""
     ignored_nodes: tuple[HostId, ...] = ()
-    """Dead nodes that the operator ignores: barriers do not wait for them. Sorted; an id is removed when its node
-    becomes `left`."""
+    """Excluded nodes, by failover or by a request: barriers do not wait for them, and they serve nothing. Sorted; an id
+    is removed when its node becomes `left`."""
     enabled_features: tuple[str, ...] = ()
     new_cdc_generation: GenerationId | None = None
     """Data written, to be committed in `commit_cdc_generation`."""
@@ -217,7 +246,7 @@ class TopologyState(msgspec.Struct, frozen=True, tag="topology", array_like=True
     bulk_closed_at: tuple[TopologyVersion, ...] = ()
     """The version that closed each of `bulk_closed`."""
     exclusions: tuple[Exclusion, ...] = ()
-    """By host. An excluded host is ignored until it is included again or has left, whatever requests ignore it too."""
+    """By host. Such a host is ignored until it is included again or has left, whatever requests ignore it too."""
     failover_count: int = 0
     """Hosts that automatic failover has excluded since the count was last reset."""
 
@@ -266,11 +295,25 @@ class Snapshot:
 
     @property
     def excluded_hosts(self) -> tuple[HostId, ...]:
-        return tuple(one.host for one in self.state.exclusions)
+        """They serve nothing and count as down: excluded by failover, or by a request to remove or replace a node."""
+        return self.state.ignored_nodes
+
+    @property
+    def hosts_not_pending(self) -> tuple[HostId, ...]:
+        """The hosts that the running operation does not count as pending replicas: nobody streams to them."""
+        node = self.node_in_transition()
+        request = None if node is None else self.request_of(node)
+        return () if request is None else request.excluded_at_start
 
     def nodes_in(self, *states: NodeState) -> Iterator[Node]:
         """Nodes in any of these states, by host id, so that every process iterates in the same order."""
         return (self.nodes[host] for host in sorted(self.nodes) if self.nodes[host].state in states)
+
+    @property
+    def departed_hosts(self) -> tuple[HostId, ...]:
+        """Former members. The others that are `left` did not join, and ask for the reason."""
+        rejected = [one.host for one in self.node_requests.values() if one.kind is NodeRequestKind.JOIN and one.error]
+        return tuple(node.host for node in self.nodes_in(NodeState.LEFT) if node.host not in rejected)
 
     def members(self) -> Iterator[Node]:
         """Every node that has not left, by host id."""
@@ -309,9 +352,18 @@ class Snapshot:
     def on_tablets(self, table: TableId) -> bool:
         return self.keyspaces[self.tables[table].keyspace].on_tablets
 
+    def vnode_replications(self) -> tuple[Replication, ...]:
+        """Of the tables on vnodes, each once."""
+        tables = (table for table in sorted(self.tables) if not self.on_tablets(table))
+        return tuple(dict.fromkeys(self.replication_of(table) for table in tables))
+
     def has_tablets(self, host: HostId) -> bool:
         """Whether a current or new replica of any tablet is on this host."""
         return any(True for tablets in self.tablets.values() for _ in tablets.tablets_on(host))
+
+    def tablet_replicas_on(self, host: HostId) -> int:
+        """How many tablets have a current or new replica on this host."""
+        return sum(1 for tablets in self.tablets.values() for _ in tablets.tablets_on(host))
 
     def in_tablet_transition(self, host: HostId) -> bool:
         """Whether this host has, loses or gains a tablet in transition."""

@@ -5,7 +5,7 @@ of the ring that the shard owns. So a range is cut wherever its replicas or thei
 """
 
 import itertools
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ebla.model.errors import NotFound
@@ -92,23 +92,6 @@ def _shard_borders(shard_count: int, ignore_msb: int) -> Iterator[int]:
         if last >= WHOLE_RING.end:
             return
         token = advance(last, 1)
-
-
-def merge_ranges(ranges: Iterable[TokenRange], count_max: int | None = None) -> tuple[TokenRange, ...]:
-    """Ascending, disjoint and not adjacent; none wraps around the ring. If more than `count_max` remain, one range that
-    covers them all."""
-    merged: list[TokenRange] = []
-    for each in sorted(part for one in ranges for part in one.unwrapped()):
-        if merged and merged[-1].end >= each.start:
-            merged[-1] = TokenRange(merged[-1].start, max(merged[-1].end, each.end))
-        else:
-            merged.append(each)
-    return tuple(merged) if count_max is None or len(merged) <= count_max else (covering_range(merged),)
-
-
-def covering_range(ranges: Collection[TokenRange]) -> TokenRange:
-    """The smallest range that covers all of these; none of them may wrap."""
-    return TokenRange(min(each.start for each in ranges), max(each.end for each in ranges))
 
 
 def format_range(token_range: TokenRange) -> str:

@@ -19,7 +19,7 @@ from ebla.feed.topology_view import TopologyView, View
 from ebla.model.errors import EblaError, InternalError, Stale
 from ebla.model.identity import HostId, JobId, Replica, SessionId, TableId, TransferId
 from ebla.model.records.jobs import JobProgress
-from ebla.model.token import TokenRange
+from ebla.model.token import TokenRange, covering_range
 from ebla.model.transfers import (
     CheckpointFile,
     FileMove,
@@ -34,7 +34,7 @@ from ebla.model.transfers import (
     TransferTask,
 )
 from ebla.ports.transfer_engine import TransferEngine
-from ebla.transfers.token_ranges import covering_range, format_range
+from ebla.transfers.token_ranges import format_range
 from ebla.transfers.transfer_client import SealedAttempt, StagingSpec, TransferClient, TransferScope
 from ebla.wire.transfer_messages import AdoptAnswer, OpenStagingAnswer
 

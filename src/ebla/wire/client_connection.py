@@ -24,6 +24,7 @@ from ebla.model.errors import (
     ConnectionLost,
     DeadlineExceeded,
     EblaError,
+    HostLeft,
     InternalError,
     Overloaded,
     TooLarge,
@@ -43,6 +44,7 @@ from ebla.wire.frames import (
     Lane,
     NoticeFrame,
     RefusalFrame,
+    RefusalReason,
     RequestFrame,
     WelcomeFrame,
     decode,
@@ -91,6 +93,8 @@ class RpcClientConnection:
         self._closed = asyncio.Event()
         self.welcome: WelcomeFrame | None = None
         self.closed_cause: str | None = None
+        self.has_left = False
+        """Whether the peer says that this host has left the cluster."""
 
     # ---- opening and closing
 
@@ -115,6 +119,8 @@ class RpcClientConnection:
     async def wait_ready(self) -> WelcomeFrame:
         """Returns once the peer has accepted the greeting. The caller sets the timeout."""
         await self._greeted.wait()
+        if self.has_left:
+            raise HostLeft(f"{self._peer_name()}: {self.closed_cause}")
         if self.welcome is None or self.closed_cause is not None:
             raise Unreachable(f"{self._peer_name()}: {self.closed_cause}")
         return self.welcome
@@ -160,6 +166,7 @@ class RpcClientConnection:
         elif type(message) is WelcomeFrame:
             self._welcomed(message)
         elif type(message) is RefusalFrame:
+            self.has_left = message.reason == RefusalReason.LEFT
             self._fail(f"refused by the peer: {message.message}")
         else:
             self._fail(f"a {type(message).__name__} is not for the side that connected")

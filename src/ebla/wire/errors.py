@@ -23,6 +23,7 @@ ERROR_TAGS: dict[str, type[EblaError]] = {
     "overloaded": errors.Overloaded,
     "unavailable": errors.Unavailable,
     "unreachable": errors.Unreachable,
+    "host_left": errors.HostLeft,
     "connection_lost": errors.ConnectionLost,
     "deadline_exceeded": errors.DeadlineExceeded,
     "cancelled": errors.Cancelled,

@@ -28,6 +28,8 @@ class CheckReport(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 
 class FailoverCheckAnswer(msgspec.Struct, frozen=True, array_like=True):
     checks: tuple[CheckReport, ...]
+    losses: tuple[str, ...] = ()
+    """Per keyspace, how many ranges would have fewer live replicas than a quorum, and how many none."""
 
 
 class FailoverStatusRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=True):

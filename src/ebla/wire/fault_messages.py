@@ -21,10 +21,12 @@ class FaultAction(enum.StrEnum):
     SET = "set"
     RELEASE = "release"
     CLEAR = "clear"
+    REACH = "reach"
+    """Sent by a shard that has reached the point; answered when it may go on."""
 
 
 class FaultRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """`name` for `set` and `release`; `kind` and `once` for `set`."""
+    """`name` for `set`, `release` and `reach`; `kind` and `once` for `set`."""
 
     action: FaultAction
     name: str = ""

@@ -36,6 +36,12 @@ class RefusalReason(enum.IntEnum):
     LANE = 4
     BUSY = 5
     EXCLUDED = 6
+    LEFT = 7
+    """The host has left the cluster, and its processes must end."""
+
+
+OPERATOR_PROCESS = "cli"
+"""How the commands of an operator introduce themselves, by the identity of a local node."""
 
 
 class Introduction(msgspec.Struct, frozen=True, array_like=True, kw_only=True):

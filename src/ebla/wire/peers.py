@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ebla.aio.eager import needs_task
-from ebla.model.errors import EblaError, Unreachable
+from ebla.model.errors import EblaError, HostLeft, Unreachable
 from ebla.model.identity import Address, HostId
 from ebla.observe.event_reporter import EventReporter
 from ebla.ports.rng import Rng
@@ -74,6 +74,8 @@ class Peers:
         self.on_refused: Callable[[HostId, bool], None] = _ignore_refusal
         """Called when an attempt to connect to a host fails, and again when there is a connection or no route any more.
         A connection that ends does not count as refused: the next attempt decides."""
+        self.on_left: Callable[[], None] = _ignore_leave
+        """Called when a host refuses a connection because this host has left the cluster."""
 
     # ---- addresses
 
@@ -187,6 +189,8 @@ class Peers:
             try:
                 caller, _ = await connect(self._context, route.address, ConnectionTarget(route.lane, route.host))
             except EblaError as error:
+                if isinstance(error, HostLeft):
+                    self.on_left()
                 self._failed(route, error.message)
                 self._note_refused(route, True)
             else:
@@ -229,6 +233,10 @@ class Peers:
 
 
 def _ignore_refusal(_host: HostId, _is_refused: bool) -> None:
+    pass
+
+
+def _ignore_leave() -> None:
     pass
 
 

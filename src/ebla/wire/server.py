@@ -28,6 +28,7 @@ from ebla.observe.event_reporter import EventReporter, RateLimitedReporter
 from ebla.ports.transport import Link
 from ebla.wire.errors import failure_frame
 from ebla.wire.frames import (
+    OPERATOR_PROCESS,
     PROTOCOL_NEWEST,
     PROTOCOL_OLDEST,
     AnswerFrame,
@@ -119,6 +120,8 @@ class Server:
         """Called with the host and lane of every peer that has greeted."""
         self.excluded: frozenset[HostId] = frozenset()
         """Hosts whose connections are refused."""
+        self.left: frozenset[HostId] = frozenset()
+        """The same for hosts that have left the cluster: they learn it from the refusal. Their operators may call."""
         self.awaited = 0
         """Futures of requests in flight. While there are none, an answer is sent at once, one loop step earlier. Among
         many requests it waits for the end of the step: an early answer would wake its caller for the next request
@@ -175,12 +178,14 @@ class Server:
         for served in list(self._links.values()):
             served.close(cause)
 
-    def exclude(self, hosts: frozenset[HostId]) -> None:
+    def exclude(self, hosts: frozenset[HostId], left: frozenset[HostId] = frozenset()) -> None:
         """Refuses connections of exactly these hosts from now on, and closes those that they have."""
-        if hosts != self.excluded:
-            self.excluded = hosts
+        if (hosts, left) != (self.excluded, self.left):
+            self.excluded, self.left = hosts, left
             for served in list(self._links.values()):
-                if served.peer is not None and served.peer.host in hosts:
+                if served.peer is not None and served.peer.host in left:
+                    served.close("left")
+                elif served.peer is not None and served.peer.host in hosts:
                     served.close("excluded")
 
     @property
@@ -324,6 +329,8 @@ class RpcServerConnection:
             )
         if hello.expected_host is not None and hello.expected_host != ours.host:
             return RefusalReason.HOST, f"this is host {ours.host}, the peer looks for {hello.expected_host}"
+        if theirs.host in self._server.left and theirs.process != OPERATOR_PROCESS:
+            return RefusalReason.LEFT, f"host {theirs.host} has left the cluster and can never come back"
         if theirs.host in self._server.excluded:
             return RefusalReason.EXCLUDED, f"excluded: host {theirs.host} is excluded from the cluster"
         return None

@@ -5,8 +5,10 @@ import uuid
 import msgspec
 
 from ebla.model.identity import HostId, RequestId, SessionId, TopologyVersion
-from ebla.topology.snapshot import Node, NodeRequest
+from ebla.topology.snapshot import GlobalRequest, Node, NodeRequest
 from ebla.topology.states import TransitionState
+
+TopologyRequest = NodeRequest | GlobalRequest
 
 
 class StreamProgress(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -32,7 +34,7 @@ class TopologyReportRequest(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RequestReport(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    request: NodeRequest
+    request: TopologyRequest
     waits_for: WaitCause | None = None
     progress: StreamProgress | None = None
 
@@ -53,9 +55,27 @@ class TopologyReport(msgspec.Struct, frozen=True, array_like=True, kw_only=True)
     """Of the coordinator as a whole."""
     nodes: tuple[Node, ...] = ()
     open: tuple[RequestReport, ...] = ()
-    """The running request, then the queue in its order."""
-    ended: tuple[NodeRequest, ...] = ()
+    """The running request, then the queue in its order, then the global requests."""
+    ended: tuple[TopologyRequest, ...] = ()
     """All that are kept, newest first."""
+
+
+class SubmitTopologyRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """Put a request into the queue. Any node takes it; it needs a majority of group 0. The caller draws the id: sent
+    again, the request is not stored again."""
+
+    request: TopologyRequest
+    """The node that takes it sets the initiator and the time."""
+    check_only: bool = False
+    """Store nothing; answer what an operator should know before."""
+
+
+class SubmitTopologyAnswer(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    request: TopologyRequest | None = None
+    """As it is stored. Of another one, if a request of that kind is open and they would do the same. None: it was only
+    checked."""
+    concerns: tuple[str, ...] = ()
+    """What an operator should confirm, one sentence each."""
 
 
 class AbortTopologyRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -66,14 +86,18 @@ class AbortTopologyRequest(msgspec.Struct, frozen=True, array_like=True, kw_only
 
 
 class AbortTopologyAnswer(msgspec.Struct, frozen=True, array_like=True):
-    request: NodeRequest
+    request: TopologyRequest
     """As it is afterwards: ended, or running with the error that rolls it back."""
+
+
+LEFT_AS_REQUESTED = ""
 
 
 class StopNodeRequest(msgspec.Struct, frozen=True, array_like=True):
     """The node has left the topology, or its join was rolled back: it must end."""
 
     reason: str
+    """`LEFT_AS_REQUESTED`: nothing went wrong."""
 
 
 class StreamOrder(msgspec.Struct, frozen=True, array_like=True, kw_only=True):

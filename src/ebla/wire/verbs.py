@@ -139,6 +139,8 @@ class TopologyStatus(msgspec.Struct, frozen=True, array_like=True, kw_only=True)
     """The excluded hosts, each with how it was excluded."""
     counts: tuple[NodeCounts, ...] = ()
     """Of the same nodes; empty: the answer of an earlier release."""
+    incomplete: tuple[HostId, ...] = ()
+    """The hosts that lack rows that quorums rely on."""
 
 
 class PeerStatus(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -206,6 +208,19 @@ class ChildBeatAnswer(msgspec.Struct, frozen=True, array_like=True, kw_only=True
     """The number of the permit under which the pipeline may act."""
     permit_ms: int = 0
     """For how long, from the sending of the heartbeat on; 0: it may not."""
+    faults: tuple[str, ...] = ()
+    """The fault points of the shards that are set: a shard that reaches one calls control."""
+
+
+class CleanupRequest(msgspec.Struct, frozen=True, array_like=True):
+    """Drops from the files of a shard what the node does not hold of tables on vnodes."""
+
+
+class CleanupAnswer(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """What the shard's tables on vnodes take on disk."""
+
+    before_bytes: int
+    after_bytes: int
 
 
 class PermitWatchRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -335,3 +350,5 @@ TOPOLOGY_REPORT = _control_verb(78, "topology_report", topology.TopologyReportRe
 ABORT_REQUEST = _control_verb(79, "abort_request", topology.AbortTopologyRequest, topology.AbortTopologyAnswer)
 STREAM_WATCH = _control_verb(80, "stream_watch", topology.StreamWatchRequest, topology.StreamWatchAnswer)
 STOP_NODE = _control_verb(81, "stop_node", OrderRequest[topology.StopNodeRequest], EmptyAnswer)
+SUBMIT_REQUEST = _control_verb(82, "submit_request", topology.SubmitTopologyRequest, topology.SubmitTopologyAnswer)
+CLEANUP = _data_verb(90, "cleanup", CleanupRequest, CleanupAnswer)

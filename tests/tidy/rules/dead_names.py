@@ -14,7 +14,6 @@ AWAITED_NAMES: Mapping[str, str] = {
     "ebla.sim.faults.harsh.BIT_ROT": "a fault that a scenario may choose",
     "ebla.sim.loop.PRIVATE_NAMES": "a test pins what the loop needs of asyncio, for each Python version",
     "ebla.topology.cdc_generations": "CDC streams, once tables are captured",
-    "ebla.topology.request_queue.objections_to_submit": "leave, remove and rebuild of nodes",
     "ebla.topology.resize": "the balancer of the topology coordinator",
     "ebla.topology.snapshot_builder.from_settings": "recovery of the cluster from its settings",
     "ebla.topology.invariants.stray_tablets": "a checker; simulated transfers of the coordinator will use it",

@@ -13,7 +13,7 @@ from ebla.storage.manifest import Incarnation, LayerId
 
 
 def job_of(number: int) -> CompactionJob:
-    inputs = (CompactionInput(LayerId(1), f"/data/in-{number}", WHOLE_RING),)
+    inputs = (CompactionInput(LayerId(1), f"/data/in-{number}", (WHOLE_RING,)),)
     return CompactionJob(
         incarnation=Incarnation(number),
         inputs=inputs,

@@ -325,7 +325,7 @@ async def build_part(
             for one in sorted(path.iterdir())
             if one.name not in ("LOCK", "LOG")
         )
-        built.append(CheckpointLayer(name, layer_range, files))
+        built.append(CheckpointLayer(folder=name, range=layer_range, files=files))
     disk.close()
     rig.stream_service.schema = schema
     rig.stream_service.parts = (
@@ -340,7 +340,7 @@ def add_file(rig: FlightRig, name: str, content: bytes) -> None:
     folder = rig.folder / "checkpoint" / f"files{number}"
     folder.mkdir(parents=True)
     (folder / name).write_bytes(content)
-    layer = CheckpointLayer(f"files{number}", WHOLE_RING, (CheckpointFile(name, len(content)),))
+    layer = CheckpointLayer(folder=f"files{number}", range=WHOLE_RING, files=(CheckpointFile(name, len(content)),))
     rig.stream_service.parts = (
         *rig.stream_service.parts,
         CheckpointPart(shard=ShardNumber(number), range=WHOLE_RING, layers=(layer,)),

@@ -40,7 +40,9 @@ def add_layers(rig: FlightRig) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
     layers = tuple(
-        CheckpointLayer(str(layer), WHOLE_RING, tuple(CheckpointFile(name, size) for name, size in files.items()))
+        CheckpointLayer(
+            folder=str(layer), range=WHOLE_RING, files=tuple(CheckpointFile(name, size) for name, size in files.items())
+        )
         for layer, files in SIZES.items()
     )
     rig.stream_service.parts = (CheckpointPart(shard=ShardNumber(0), range=WHOLE_RING, layers=layers),)

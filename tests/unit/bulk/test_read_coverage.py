@@ -11,7 +11,7 @@ from tests.unit.topology.small_cluster import TABLE, cluster, host, network, nod
 from ebla.bulk.read_coverage import OwnedRanges, SnapshotCoverage, coverage_of, owned_ranges
 from ebla.feed.topology_view import View, view_of
 from ebla.model.identity import HistoryId, Replica, ShardNumber
-from ebla.model.token import TOKEN_MAX, TOKEN_MIN, WHOLE_RING, Token, TokenRange
+from ebla.model.token import TOKEN_MAX, TOKEN_MIN, WHOLE_RING, Token, TokenRange, merge_ranges
 from ebla.model.transaction import Revision
 from ebla.model.transfers import CheckpointFile, CheckpointLayer, CheckpointPart
 from ebla.topology.node_states import NODE_TABLE
@@ -20,7 +20,6 @@ from ebla.topology.snapshot import Snapshot
 from ebla.topology.states import NodeState, TabletStage, TransitionKind
 from ebla.topology.tablet_map import TabletTransition, tablet_map
 from ebla.topology.tablet_stages import Selector, stage_row
-from ebla.transfers.token_ranges import merge_ranges
 
 OWN = host(1)
 AT = Revision(HistoryId(uuid.UUID(int=1)), 1)
@@ -38,7 +37,7 @@ def owned(snapshot: Snapshot) -> OwnedRanges:
 
 
 def part(shard: int, token_range: TokenRange = WHOLE_RING, size_bytes: int = 100, rows: int = 10) -> CheckpointPart:
-    layer = CheckpointLayer("layer", token_range, (CheckpointFile("f", size_bytes),))
+    layer = CheckpointLayer(folder="layer", range=token_range, files=(CheckpointFile("f", size_bytes),))
     return CheckpointPart(
         shard=ShardNumber(shard), range=token_range, layers=(layer,), rows=rows, incarnation=77 << 40 | shard
     )
@@ -195,7 +194,10 @@ def test_a_ring_in_transition_is_judged_by_its_natural_and_reading_replicas() ->
 
 def test_what_a_scan_reads_is_the_columns_of_layers_that_have_them() -> None:
     files = (CheckpointFile("1.sst", 700), CheckpointFile("columns.arrow", 300), CheckpointFile("columns.index", 9))
-    layers = (CheckpointLayer("both", WHOLE_RING, files), CheckpointLayer("rows", WHOLE_RING, files[:1]))
+    layers = (
+        CheckpointLayer(folder="both", range=WHOLE_RING, files=files),
+        CheckpointLayer(folder="rows", range=WHOLE_RING, files=files[:1]),
+    )
     found = OwnedRanges(None, (WHOLE_RING,), 1)
     (size,) = coverage_of([CheckpointPart(shard=ShardNumber(0), range=WHOLE_RING, layers=layers)], found, found).sizes
     assert size.size_bytes == 300 + 700

@@ -3,7 +3,7 @@
 import errno
 import random
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,9 +20,12 @@ from ebla.cli.cluster.local_cluster import (
     find_or_create_nodes,
     lock_data_folder,
 )
+from ebla.cli.cluster.node_calls import run_async
 from ebla.cli.cluster.up import StartedCluster
+from ebla.control.group0.join_state import JoinStage, JoinStateFile
 from ebla.runtime import file_lock
 from ebla.runtime.data_folder import DataFolder
+from ebla.runtime.file_disk import FileDisk
 
 NODES = 2
 
@@ -265,3 +268,28 @@ def test_status_of_nodes_that_do_not_run_says_so(made: list[LocalNode]) -> None:
     view = msgspec.json.decode(result.stdout)
     assert [(node["state"], node["trouble"]) for node in view["nodes"]] == [("down", "not running")] * 2
     assert len(find_nodes(made[0].folder.path)) == 1, "a node's own folder counts as a cluster of one"
+
+
+def test_up_skips_nodes_that_have_left(made: list[LocalNode], monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[str] = []
+
+    def start(nodes: Sequence[LocalNode], _print: object) -> StartedCluster:
+        started.extend(node.name for node in nodes)
+        return StartedCluster(nodes)
+
+    monkeypatch.setattr("ebla.cli.cluster.up.bring_up", start)
+    data = made[0].folder.path.parent
+    leave(made[1])
+    result = CliRunner().invoke(app, ["up", "--no-follow", "--data", str(data)])
+    assert result.exit_code == 0, result.output
+    assert started == ["node1"]
+    assert f"node2 has left the cluster; it joins as a new node after: ebla reset-node {made[1].folder.path}" in (
+        result.stdout
+    )
+    leave(made[0])
+    assert "every node of this folder has left its cluster" in refused(data)
+
+
+def leave(node: LocalNode) -> None:
+    mark = JoinStateFile(FileDisk(), f"{node.folder.group0}-mark")
+    run_async(mark.save(stage=JoinStage.REMOVED))

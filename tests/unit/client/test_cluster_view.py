@@ -390,3 +390,11 @@ def test_an_excluded_node_is_marked_by_the_newest_topology_and_not_awaited() -> 
     assert [node.excluded for node in view.nodes] == ["", "automatically"]
     assert view.all_up
     assert "! node2: excluded automatically; ebla recover 127.0.0.2" in shown(view)
+    lacking = msgspec.structs.replace(newest, excluded=((HOSTS[2], "by a request"),), incomplete=(HOSTS[2],))
+    probes[0] = msgspec.structs.replace(probes[0], answer=msgspec.structs.replace(first, topology=lacking))
+    view = build_cluster_view(probes)
+    assert [node.is_incomplete for node in view.nodes] == [False, True]
+    assert shown(view)[1] == (
+        "! node2: excluded by a request; incomplete: it lacks rows and never serves again; remove or replace it: "
+        "ebla removenode 127.0.0.2, or ebla add-node --replace 127.0.0.2"
+    )

@@ -4,7 +4,7 @@ import uuid
 
 import pytest
 
-from ebla.client.node_reset import AbortFirst, MayReset, MustNotReset, can_join_as_it_is, decide_reset
+from ebla.client.node_reset import AbortFirst, MayReset, MustNotReset, can_join_as_it_is, decide_reset, was_member
 from ebla.control.group0.join_state import JoinStage
 from ebla.group0.join_messages import JoinNodeQueryAnswer, JoinRequestStatus
 from ebla.model.identity import ClusterId, RequestId
@@ -79,3 +79,12 @@ def test_a_start_cannot_succeed_after_the_host_has_left_or_while_an_earlier_atte
     assert can_join_as_it_is(JoinStage.MEMBER, RUNNING), "an accepted node continues its join"
     assert can_join_as_it_is(JoinStage.MEMBER, NORMAL)
     assert not can_join_as_it_is(JoinStage.MEMBER, LEFT)
+
+
+def test_a_host_that_left_was_a_member_unless_its_join_failed() -> None:
+    assert not was_member(JoinStage.REMOVED, LEFT), "its join was rolled back"
+    assert was_member(JoinStage.REMOVED, says(NodeState.LEFT, RequestOutcome.DONE))
+    assert was_member(JoinStage.MEMBER, says(NodeState.LEFT)), "the first node never joined"
+    assert was_member(JoinStage.REMOVED, SILENT)
+    assert not was_member(JoinStage.FRESH, SILENT)
+    assert not was_member(JoinStage.MEMBER, NORMAL)

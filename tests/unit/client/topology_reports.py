@@ -5,14 +5,15 @@ import uuid
 import msgspec
 
 from ebla.model.identity import HostId, RequestId, TopologyVersion
-from ebla.topology.snapshot import Node, NodeRequest
-from ebla.topology.states import NodeRequestKind, NodeState, RequestOutcome, TransitionState
+from ebla.topology.snapshot import GlobalRequest, Node, NodeRequest
+from ebla.topology.states import GlobalRequestKind, NodeRequestKind, NodeState, RequestOutcome, TransitionState
 from ebla.wire.topology_messages import RequestReport, StreamProgress, TopologyReport, WaitCause
 
 HOSTS = [HostId(uuid.UUID(int=number << 96)) for number in range(1, 7)]
 NAMES = {host: f"node{number}" for number, host in enumerate(HOSTS, 1)}
 JOIN = RequestId(uuid.UUID("3f2a0000-0000-4000-8000-000000000001"))
 QUEUED = RequestId(uuid.UUID("8c010000-0000-4000-8000-000000000002"))
+REPAIR = RequestId(uuid.UUID("cdc00000-0000-4000-8000-000000000004"))
 OLD = RequestId(uuid.UUID("3f2b0000-0000-4000-8000-000000000003"))
 
 
@@ -47,6 +48,18 @@ def request(
         outcome=outcome,
         error=error,
         end_ms=end_ms,
+    )
+
+
+def global_request(outcome: RequestOutcome = RequestOutcome.PENDING, error: str = "") -> GlobalRequest:
+    return GlobalRequest(
+        id=REPAIR,
+        kind=GlobalRequestKind.CHECK_AND_REPAIR_CDC_STREAMS,
+        initiator=HOSTS[0],
+        start_ms=1_700_000_000_000,
+        outcome=outcome,
+        error=error,
+        end_ms=None if outcome is RequestOutcome.PENDING else 1_700_000_001_000,
     )
 
 

@@ -1,7 +1,9 @@
 """System tables: the columns that drivers and Scylla's document expect, and rows during operations."""
 
 import uuid
+from dataclasses import replace
 
+import msgspec
 import pytest
 from tests.unit.cql.world import NOW_US, Cql
 from tests.unit.topology.world import host
@@ -245,13 +247,31 @@ def test_who_is_up(cql: Cql) -> None:
     assert sorted(rows) == [(host(1), True, "NORMAL", 2), (host(2), False, "NORMAL", 2), (host(3), True, "NORMAL", 2)]
 
 
-def test_who_is_excluded(cql: Cql) -> None:
-    """Not every ignored node is."""
+def test_who_is_excluded_and_who_is_incomplete(cql: Cql) -> None:
+    """Excluded by a request too."""
     cql.topology.do(SetIgnoredNodes((host(2),)))
     cql.topology.do(ExcludeHosts((Exclusion(host=host(3), since_ms=1, by=host(1)),)))
+    snapshot = cql.topology.snapshot
+    incomplete = msgspec.structs.replace(snapshot.node(host(3)), is_incomplete=True)
+    cql.topology.snapshot = replace(snapshot, nodes=snapshot.nodes.put(host(3), incomplete))
     cql.install()
-    rows = cql.rows("SELECT host_id, excluded FROM system.cluster_status")
-    assert sorted(rows) == [(host(1), False), (host(2), False), (host(3), True)]
+    rows = cql.rows("SELECT host_id, excluded, incomplete FROM system.cluster_status")
+    assert sorted(rows) == [(host(1), False, False), (host(2), True, False), (host(3), True, True)]
+    assert [one for (one,) in cql.rows("SELECT incomplete FROM system.topology")] == [False, False, True]
+
+
+def test_requests_with_their_parameters(cql: Cql) -> None:
+    cql.run("DROP TABLE t")
+    removal = cql.topology.ask(NodeRequestKind.REMOVE, 3, ignored_nodes=(host(2),))
+    cql.install()
+    columns = "request_type, target_host, ignore_nodes, rebuild_option, replaced_id"
+    text = f"SELECT {columns} FROM system.topology_requests WHERE id = "
+    assert cql.rows(f"{text}{removal.id}") == [("remove", host(3), [host(2)], None, None)]
+    rebuild = cql.topology.ask(NodeRequestKind.REBUILD, 1, rebuild_source="dc1")
+    cql.install()
+    assert cql.rows(f"{text}{rebuild.id}") == [("rebuild", host(1), None, "dc1", None)]
+    ignored = f"SELECT ignore_nodes FROM system.topology WHERE key = 'topology' AND host_id = {host(3)}"
+    assert cql.rows(ignored) == [([host(2)],)]
 
 
 def test_options_and_history(cql: Cql) -> None:

@@ -16,7 +16,7 @@ def candidate(
     alive: bool = True,
     votes: bool = False,
     excluded: bool = False,
-    joining: bool = False,
+    unsettled: bool = False,
 ) -> VoterCandidate:
     datacenter, rack = place.split("/")
     role = MemberRole.VOTER if votes else MemberRole.LEARNER
@@ -30,7 +30,7 @@ def candidate(
         ),
         alive=alive,
         excluded=excluded,
-        joining=joining,
+        unsettled=unsettled,
     )
 
 
@@ -46,7 +46,9 @@ def test_an_odd_number_of_at_most_five(members: int, seats: int) -> None:
 @pytest.mark.parametrize(("settled", "joining", "seats"), [(1, 2, 1), (2, 3, 1), (3, 1, 3), (4, 5, 3), (5, 1, 5)])
 def test_a_joining_node_takes_no_seat_and_does_not_count(settled: int, joining: int, seats: int) -> None:
     members = [candidate(number) for number in range(10, 10 + settled)]
-    voters = chosen(*members, *(candidate(number, f"dc2/r{number}", joining=True) for number in range(1, joining + 1)))
+    voters = chosen(
+        *members, *(candidate(number, f"dc2/r{number}", unsettled=True) for number in range(1, joining + 1))
+    )
     assert len(voters) == seats
     assert min(voters) >= 10
 

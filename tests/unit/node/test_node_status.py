@@ -1,13 +1,17 @@
 """What a node reports about itself."""
 
 import uuid
+from dataclasses import replace
 
+import msgspec
 from tests.unit.topology.small_cluster import TABLE
 from tests.unit.topology.small_cluster import cluster as small_cluster
-from tests.unit.topology.world import cluster
+from tests.unit.topology.world import cluster, host
 
 from ebla.model.identity import HistoryId, HostId, Replica, ShardNumber, TopologyVersion
 from ebla.node.node_status import TabletCounter, child_warnings, topology_status, with_versions
+from ebla.topology.commands import ExcludeHosts, SetIgnoredNodes
+from ebla.topology.snapshot import Exclusion
 from ebla.topology.states import NodeState
 from ebla.topology.tablet_map import tablet_map
 from ebla.wire.feed_messages import ChildReport
@@ -94,3 +98,15 @@ def test_the_topology_is_told_with_every_node_that_has_not_left() -> None:
     assert reported.transition == ""
     assert [one.tablets for one in reported.counts] == [7, 0, 0]
     assert [one.shards for one in reported.counts] == [node.shard_count for node in snapshot.members()]
+
+
+def test_excluded_and_incomplete_nodes_are_reported_with_how_they_were_excluded() -> None:
+    world, _ = cluster(4)
+    world.do(SetIgnoredNodes((host(4),)))
+    by_hand = Exclusion(host=host(2), since_ms=1, by=host(1))
+    world.do(ExcludeHosts((by_hand, Exclusion(host=host(3), since_ms=1, by=host(1), is_automatic=True))))
+    incomplete = msgspec.structs.replace(world.snapshot.node(host(4)), is_incomplete=True)
+    snapshot = replace(world.snapshot, nodes=world.snapshot.nodes.put(host(4), incomplete))
+    reported = topology_status(snapshot, "", {})
+    assert dict(reported.excluded) == {host(2): "by hand", host(3): "automatically", host(4): "by a request"}
+    assert reported.incomplete == (host(4),)

@@ -208,7 +208,7 @@ class ScriptedCluster:
         )
 
     def _source(self, request: Any, host_id: HostId) -> TransferSource:
-        layers = (CheckpointLayer("0", request.range, (CheckpointFile("rows", FILE_BYTES),)),)
+        layers = (CheckpointLayer(folder="0", range=request.range, files=(CheckpointFile("rows", FILE_BYTES),)),)
         parts = tuple(
             CheckpointPart(shard=ShardNumber(1), range=one, layers=layers)
             for one in request.range.split(self.parts_at.get(host_id, 1))

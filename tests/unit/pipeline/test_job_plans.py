@@ -11,7 +11,7 @@ from tests.unit.topology.world import host
 from ebla.model.errors import EblaError, InvalidRequest, NotFound, Unavailable
 from ebla.model.identity import HostId, TableId
 from ebla.model.records.jobs import CompareReplicas, CopyTablets, JobSpec, StreamRange
-from ebla.model.token import TOKEN_MAX, TOKEN_MIN, WHOLE_RING, Token, TokenRange
+from ebla.model.token import TOKEN_MAX, TOKEN_MIN, WHOLE_RING, Token, TokenRange, covering_range, merge_ranges
 from ebla.pipeline.job_plans import (
     ComparePlan,
     FileCopyPlan,
@@ -22,7 +22,7 @@ from ebla.topology.commands import StartMoves, TabletMove
 from ebla.topology.routing.replica_sets import ReplicaSets
 from ebla.topology.routing.static_sharding import static_shard
 from ebla.topology.states import TransitionKind
-from ebla.transfers.token_ranges import covering_range, merge_ranges, replica_ranges
+from ebla.transfers.token_ranges import replica_ranges
 
 SETS = ReplicaSets(WORLD.snapshot)
 

@@ -8,13 +8,12 @@ from tests.unit.pipeline.ring_rig import FIRST, NEW, ON_TABLETS, SECOND, SESSION
 from tests.unit.topology.small_cluster import host, session
 
 from ebla.model.errors import Unavailable
-from ebla.model.token import TokenRange
+from ebla.model.token import TokenRange, merge_ranges
 from ebla.pipeline.ring_copies import TRANSFERS_PER_STACK_MAX, ring_copies
 from ebla.storage.manifest import ADOPTED_MAX
 from ebla.topology.routing.static_sharding import static_shard
 from ebla.topology.routing.vnode_streams import ring_streams
 from ebla.topology.snapshot import Snapshot
-from ebla.transfers.token_ranges import merge_ranges
 from ebla.transfers.transfer_run import RowCopy
 
 TABLES = (FIRST, SECOND, ON_TABLETS)

@@ -54,7 +54,7 @@ def test_each_piece_is_in_one_task_and_none_is_overloaded(sizes: list[int], task
 
 
 def source(token_range: TokenRange, size: int) -> TransferSource:
-    layer = CheckpointLayer("l", token_range, (CheckpointFile("f", size),))
+    layer = CheckpointLayer(folder="l", range=token_range, files=(CheckpointFile("f", size),))
     part = CheckpointPart(shard=ShardNumber(0), range=token_range, layers=(layer,))
     return TransferSource(
         host=HostId(uuid.UUID(int=1)),

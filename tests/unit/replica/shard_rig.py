@@ -44,7 +44,7 @@ def small_cluster(
     tablets: TabletMap | None = None, *, version: int = 2, fence: int = 1, schema: TableSchema = SMALL
 ) -> Snapshot:
     """Three nodes and one table, on tablets if a map is given."""
-    nodes = [node(number) for number in (1, 2, 3)]
+    nodes = [node(number, tokens=(number,)) for number in (1, 2, 3)]
     return Snapshot(
         state=TopologyState(version=TopologyVersion(version), fence=TopologyVersion(fence)),
         nodes=FrozenMap({one.host: one for one in nodes}),
@@ -132,7 +132,7 @@ class ShardRig:
 
     async def follow(self, snapshot: Snapshot) -> View:
         """The next version, prepared and installed."""
-        self._index += 1
+        self._index = max(self._index + 1, snapshot.version)
         before = self.view.current if self.view.is_known else None
         view = view_of(snapshot, Revision(HISTORY, self._index), before)
         await self.stacks.prepare(view)

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import msgspec
 import pytest
 from tests.unit.replica.shard_rig import OWN, small_cluster
 from tests.unit.storage.small_table import SMALL
@@ -11,7 +12,7 @@ from ebla.model.errors import Refused
 from ebla.model.token import WHOLE_RING
 from ebla.replica.stack_plan import Hop, check_no_resize, plan_shard, stack_keys
 from ebla.topology.snapshot import TopologyState
-from ebla.topology.states import TabletStage, TransitionKind, TransitionState
+from ebla.topology.states import NodeState, TabletStage, TransitionKind, TransitionState
 from ebla.topology.tablet_map import TOKEN_BITS, TabletMap, TabletTransition, tablet_map
 
 FOUR = tablet_map(SMALL.id, [(OWN,), (replica(1, 1),), (replica(2), OWN), (replica(2),)])
@@ -87,3 +88,15 @@ def test_a_split_is_refused_before_anything_is_dropped() -> None:
     check_no_resize([(SMALL.id, halves[0])], [(SMALL.id, halves[0]), (SMALL.id, halves[1])])
     with pytest.raises(Refused, match="other bounds"):
         check_no_resize([(SMALL.id, quarters[0])], [(SMALL.id, halves[0])])
+
+
+def test_a_table_on_vnodes_moves_while_its_own_node_is_rebuilt() -> None:
+    snapshot = small_cluster()
+    rebuilt = msgspec.structs.replace(snapshot.node(OWN.host), state=NodeState.REBUILDING)
+    assert plan_shard(dataclasses.replace(snapshot, nodes=snapshot.nodes.put(OWN.host, rebuilt)), OWN)[
+        SMALL.id
+    ].moving == (0,)
+    other = next(host for host in snapshot.nodes if host != OWN.host)
+    elsewhere = msgspec.structs.replace(snapshot.node(other), state=NodeState.REBUILDING)
+    plan = plan_shard(dataclasses.replace(snapshot, nodes=snapshot.nodes.put(other, elsewhere)), OWN)
+    assert plan[SMALL.id].moving == ()

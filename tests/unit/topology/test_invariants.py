@@ -223,3 +223,14 @@ def test_rows_of_nodes_stay_for_ever(world: World) -> None:
     back = with_state(with_node(left, 2, state=NodeState.NORMAL), version=TopologyVersion(snapshot.version + 1))
     assert [each.label for each in violations_between(left, back)] == ["INV-NODE-1"]
     assert str(violations_between(left, back)[0]).startswith("INV-NODE-1: ")
+
+
+def test_an_incomplete_node_stays_excluded_until_it_has_left(world: World) -> None:
+    """INV-NODE-23."""
+    lacking = with_node(world.snapshot, 2, is_incomplete=True)
+    assert "INV-NODE-23" in labels(lacking)
+    excluded = with_state(lacking, ignored_nodes=(host(2),))
+    assert labels(excluded) == []
+    assert [each.label for each in violations_between(excluded, world.snapshot)] == ["INV-NODE-23"]
+    gone = with_node(excluded, 2, state=NodeState.LEFT, tokens=())
+    assert not [each for each in violations_between(excluded, gone) if each.label == "INV-NODE-23"]

@@ -10,6 +10,8 @@ from ebla.model.identity import Replica, RequestId, SessionId, ShardNumber, Tabl
 from ebla.topology.commands import (
     AbortRequest,
     CompleteRequest,
+    CreateKeyspace,
+    CreateTable,
     DecideResize,
     DropCdcGenerations,
     ExcludeHosts,
@@ -42,7 +44,7 @@ from ebla.topology.next_step import (
 )
 from ebla.topology.node_states import NodeAction
 from ebla.topology.request_queue import BlockedQueue, LivenessView, RejectRequest, StartRequest
-from ebla.topology.snapshot import Exclusion, Session
+from ebla.topology.snapshot import Exclusion, Keyspace, Replication, Session, Table
 from ebla.topology.states import (
     GlobalRequestKind,
     NodeRequestKind,
@@ -50,6 +52,7 @@ from ebla.topology.states import (
     RequestOutcome,
     ResizeType,
     SessionKind,
+    Strategy,
     TransitionKind,
     TransitionState,
 )
@@ -281,6 +284,89 @@ def test_a_new_leader_drives_what_is_left_of_a_rolled_back_join() -> None:
     assert world.snapshot.node(host(9)).state is NodeState.LEFT
 
 
+K, T = NodeRequestKind, TransitionState
+FAILURES: dict[tuple[NodeRequestKind, TransitionState | None], tuple[str, ...]] = {
+    (K.LEAVE, T.TABLET_DRAINING): ("subject",),
+    (K.LEAVE, T.WRITE_BOTH_READ_OLD): ("subject", "destination"),
+    (K.LEAVE, T.WRITE_BOTH_READ_NEW): (),
+    (K.LEAVE, T.LEFT_TOKEN_RING): (),
+    (K.REMOVE, T.TABLET_DRAINING): (),
+    (K.REMOVE, T.WRITE_BOTH_READ_OLD): ("destination",),
+    (K.REMOVE, T.WRITE_BOTH_READ_NEW): (),
+    (K.REPLACE, T.JOIN_GROUP0): ("subject",),
+    (K.REPLACE, T.TABLET_DRAINING): ("subject",),
+    (K.REPLACE, T.WRITE_BOTH_READ_OLD): ("subject",),
+    (K.REPLACE, T.WRITE_BOTH_READ_NEW): (),
+    (K.REBUILD, None): ("subject",),
+}
+"""Whose exclusion or loss makes an operation take its failure edge. A destination is who gains ranges."""
+
+
+def on_vnodes(world: World, factor: int) -> None:
+    replication = Replication(Strategy.NETWORK_TOPOLOGY, (("dc1", factor),))
+    world.do(CreateKeyspace(Keyspace(name="v", replication=replication, on_tablets=False)))
+    world.do(CreateTable(Table(id=TableId(world.new_id()), keyspace="v", name="t")))
+
+
+@pytest.mark.parametrize(("kind", "transition"), FAILURES)
+@pytest.mark.parametrize("how", ["excluded", "lost"])
+def test_who_must_not_be_missing(kind: NodeRequestKind, transition: TransitionState | None, how: str) -> None:
+    for role in ("subject", "destination", "bystander"):
+        world, coordinator = cluster(4)
+        on_vnodes(world, 3)
+        REQUESTED[kind](world)
+        coordinator.step()
+        if transition is not None:
+            coordinator.until(transition)
+        joins = kind is K.REPLACE
+        number = {"subject": 7 if joins else 2, "destination": 7 if joins else 4, "bystander": 3}[role]
+        if role == "subject" and kind is K.REMOVE:
+            continue  # it is excluded anyway
+        if how == "excluded":
+            exclude(world, number)
+        else:
+            world.lost.add(host(number))
+        failed = role in FAILURES[kind, transition] or (joins and role == "destination" and FAILURES[kind, transition])
+        step = now(world)
+        assert isinstance(step, RollBack if failed else DriveNode), role
+        if failed:
+            assert step.why == f"127.0.0.{number} {'was excluded' if how == 'excluded' else 'does not answer'}"
+            coordinator.settle()
+            assert world.snapshot.node(host(2)).state is NodeState.NORMAL
+            assert not world.snapshot.sessions
+
+
+def test_a_host_that_was_excluded_before_a_remove_does_not_fail_it() -> None:
+    world, coordinator = cluster(4)
+    on_vnodes(world, 3)
+    world.dead |= {host(2), host(4)}
+    exclude(world, 4)
+    world.ask(NodeRequestKind.REMOVE, 2)
+    coordinator.until(TransitionState.WRITE_BOTH_READ_OLD)
+    lost = LivenessView(world.liveness.alive, world.now_ms, frozenset({host(2), host(4)}))
+    assert isinstance(next_step(world.snapshot, lost), DriveNode)
+    coordinator.settle()
+    assert world.snapshot.node(host(2)).state is NodeState.LEFT
+
+
+def test_requests_that_cannot_run_do_not_hold_up_global_ones() -> None:
+    world, coordinator = cluster(3)
+    world.dead.add(host(2))
+    join = world.ask_to_join(world.node(4))
+    assert isinstance(now(world), BlockedQueue)
+    request = world.ask_global(GlobalRequestKind.CHECK_AND_REPAIR_CDC_STREAMS)
+    assert isinstance(now(world), DriveGlobal)
+    rebuild = world.ask(NodeRequestKind.REBUILD, 3)
+    step = now(world)
+    assert isinstance(step, StartRequest), "a node request that can run goes first"
+    assert step.request.id == rebuild.id
+    while world.snapshot.global_requests[request.id].is_open:
+        coordinator.step()
+    assert world.outcome(request.id) is RequestOutcome.DONE
+    assert world.snapshot.node_requests[join.id].outcome is RequestOutcome.PENDING
+    assert isinstance(now(world), BlockedQueue)
+
+
 def test_a_node_to_reject() -> None:
     world, _ = cluster(2)
     world.ask_to_join(world.node(4, supported_features=()))
@@ -309,6 +395,9 @@ def replaced(world: World) -> None:
 
 def rebuilt(world: World) -> None:
     world.ask(NodeRequestKind.REBUILD, 2)
+
+
+REQUESTED = {K.LEAVE: left, K.REMOVE: removed, K.REPLACE: replaced, K.REBUILD: rebuilt}
 
 
 @pytest.mark.parametrize("start", [joined, left, removed, replaced, rebuilt])

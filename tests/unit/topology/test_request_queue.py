@@ -1,12 +1,14 @@
 """Which request is next: priority, viability with dead and excluded nodes, and when a blocked queue is cancelled."""
 
 import itertools
+from typing import Any
 
 import pytest
 from tests.unit.topology.world import Coordinator, World, cluster, host
 
+from ebla.model.errors import EblaError, InvalidRequest, Refused
 from ebla.model.identity import TableId
-from ebla.topology.commands import CreateKeyspace, CreateTable, RejectNode, SetIgnoredNodes
+from ebla.topology.commands import CreateKeyspace, CreateTable, ExcludeHosts, RejectNode, SetIgnoredNodes
 from ebla.topology.request_queue import (
     PRIORITY,
     BlockedQueue,
@@ -22,8 +24,9 @@ from ebla.topology.request_queue import (
     objections_to_submit,
     pending_requests,
     queue_position,
+    submission_error,
 )
-from ebla.topology.snapshot import Keyspace, Replication, Snapshot, Table
+from ebla.topology.snapshot import Exclusion, Keyspace, Replication, Snapshot, Table
 from ebla.topology.states import NodeRequestKind, NodeState, Strategy, TransitionState
 
 
@@ -219,18 +222,6 @@ def test_a_target_that_came_back_is_let_be(kind: NodeRequestKind) -> None:
     assert world.snapshot.state.ignored_nodes == ()
 
 
-def test_a_remove_ignores_its_target_though_a_failed_replace_took_it_off_the_list() -> None:
-    world, coordinator = cluster(4)
-    world.dead.add(host(2))
-    world.ask_to_join(world.node(9, rack="r2", supported_features=()), replaced=host(2))
-    world.ask(NodeRequestKind.REMOVE, 2)
-    coordinator.step()
-    assert world.snapshot.node(host(9)).state is NodeState.LEFT
-    assert host(2) not in world.snapshot.state.ignored_nodes
-    coordinator.until(TransitionState.TABLET_DRAINING)
-    assert host(2) in world.snapshot.state.ignored_nodes
-
-
 def test_what_speaks_against_submitting() -> None:
     world, _ = cluster(4)
     world.dead.add(host(3))
@@ -238,7 +229,7 @@ def test_what_speaks_against_submitting() -> None:
         (NodeRequestKind.REMOVE, 2): [Reason.TARGET_ALIVE, Reason.NODES_DOWN],
         (NodeRequestKind.REMOVE, 3): [],
         (NodeRequestKind.LEAVE, 2): [],
-        (NodeRequestKind.LEAVE, 77): [Reason.TARGET_NOT_NORMAL],
+        (NodeRequestKind.LEAVE, 77): [Reason.TARGET_UNKNOWN],
     }
     for (kind, number), expected in reasons.items():
         found = objections_to_submit(world.snapshot, world.request(kind, number), world.liveness)
@@ -261,6 +252,82 @@ def test_a_new_node_is_judged_by_whom_it_replaces() -> None:
     assert [each.reason for each in found] == [Reason.TARGET_ALIVE]
     world.dead.add(host(2))
     assert objections_to_submit(world.snapshot, request, world.liveness, node) == ()
+
+
+DOWN, EXCLUDED, GONE = "down", "excluded", "down and excluded"
+QUEUE: list[tuple[NodeRequestKind, dict[int, str], list[Reason]]] = [
+    (NodeRequestKind.LEAVE, {2: DOWN}, [Reason.TARGET_DOWN]),
+    (NodeRequestKind.LEAVE, {2: EXCLUDED}, [Reason.TARGET_EXCLUDED]),
+    (NodeRequestKind.LEAVE, {3: DOWN}, [Reason.NODES_DOWN]),
+    (NodeRequestKind.LEAVE, {4: GONE}, [Reason.EXCLUDED_GAINS]),
+    (NodeRequestKind.LEAVE, {3: GONE}, []),
+    (NodeRequestKind.REBUILD, {2: DOWN}, [Reason.TARGET_DOWN]),
+    (NodeRequestKind.REBUILD, {2: GONE}, [Reason.TARGET_EXCLUDED]),
+    (NodeRequestKind.REBUILD, {3: DOWN}, []),
+    (NodeRequestKind.REMOVE, {2: EXCLUDED}, [Reason.TARGET_ALIVE]),
+    (NodeRequestKind.REMOVE, {2: DOWN, 3: DOWN}, [Reason.NODES_DOWN]),
+    (NodeRequestKind.REMOVE, {2: DOWN, 4: GONE}, []),
+    (NodeRequestKind.REPLACE, {2: EXCLUDED}, [Reason.TARGET_ALIVE]),
+    (NodeRequestKind.REPLACE, {2: DOWN, 3: DOWN}, [Reason.NODES_DOWN]),
+    (NodeRequestKind.REPLACE, {2: DOWN, 4: GONE}, []),
+    (NodeRequestKind.JOIN, {3: DOWN}, [Reason.NODES_DOWN]),
+    (NodeRequestKind.JOIN, {3: GONE}, []),
+]
+"""A request about node 2 (or a join), what happened to nodes after it was made, and what is said against it. By the
+leave or removal of node 2, nodes 1 and 4 gain ranges."""
+
+
+@pytest.mark.parametrize(("kind", "happened", "reasons"), QUEUE)
+def test_what_keeps_a_request_from_running(
+    kind: NodeRequestKind, happened: dict[int, str], reasons: list[Reason]
+) -> None:
+    world, _ = cluster(4)
+    on_vnodes(world, 3)
+    ask(world, kind, 2)
+    world.dead.clear()
+    for number, how in happened.items():
+        if how in (DOWN, GONE):
+            world.dead.add(host(number))
+        if how in (EXCLUDED, GONE):
+            world.do(ExcludeHosts((Exclusion(host=host(number), since_ms=1, by=host(1)),)))
+    choice = choose_request(world.snapshot, world.liveness)
+    assert isinstance(choice, StartRequest if not reasons else BlockedQueue)
+    (verdict,) = choice.verdicts
+    assert [one.reason for one in verdict.objections] == reasons
+
+
+SUBMISSIONS: list[tuple[NodeRequestKind, int, dict[str, Any], str, type[EblaError]]] = [
+    (NodeRequestKind.LEAVE, 77, {}, "no such node", InvalidRequest),
+    (NodeRequestKind.LEAVE, 4, {}, "node is not normal: 127.0.0.4: it is left", Refused),
+    (NodeRequestKind.LEAVE, 1, {}, "node holds tablets: 4 tablet replicas, which cannot be moved yet", Refused),
+    (NodeRequestKind.REMOVE, 2, {}, "node to remove or replace is alive: 127.0.0.2", Refused),
+    (NodeRequestKind.REMOVE, 3, {}, "nodes down and not excluded: 127.0.0.5", Refused),
+    (NodeRequestKind.REMOVE, 3, {"ignored_nodes": (host(2), host(5))}, "node to ignore is alive: 127.0.0.2", Refused),
+    (
+        NodeRequestKind.REMOVE,
+        3,
+        {"ignored_nodes": (host(4),)},
+        "node to ignore is no member: 127.0.0.4",
+        InvalidRequest,
+    ),
+    (NodeRequestKind.REBUILD, 2, {"rebuild_source": "dc9"}, "dc9; known are dc1", InvalidRequest),
+]
+
+
+@pytest.mark.parametrize(("kind", "number", "changes", "text", "error"), SUBMISSIONS)
+def test_the_errors_of_a_submission(
+    kind: NodeRequestKind, number: int, changes: dict[str, Any], text: str, error: type[EblaError]
+) -> None:
+    world, coordinator = cluster(5)
+    world.ask(NodeRequestKind.LEAVE, 4)
+    coordinator.settle()
+    world.create_table(16, 1)
+    world.dead |= {host(3), host(5)}
+    request = world.request(kind, number, **changes)
+    found = submission_error(world.snapshot, objections_to_submit(world.snapshot, request, world.liveness))
+    assert type(found) is error
+    assert text in found.message
+    assert found.advice or "tablet" in text or "normal" in text or "dc9" in text
 
 
 def test_an_objection_reads_as_a_sentence() -> None:

@@ -21,7 +21,7 @@ from ebla.model.transaction import Condition, KeyMissing, KeyUnchanged, MembersU
 from ebla.topology import next_step as steps
 from ebla.topology.apply.command import Rejection, apply_command
 from ebla.topology.apply.draft import ProposedChange
-from ebla.topology.cdc_generations import RANDOM_BITS
+from ebla.topology.cdc_generations import RANDOM_BITS, has_current_streams
 from ebla.topology.commands import (
     AdvanceNode,
     AdvanceTablets,
@@ -450,7 +450,9 @@ class Coordinator:
                 world.do(FinishGlobalRequest(request.id, "failed by the test", now))
             else:
                 world.do(CommitCdcGeneration(timestamp_ms=now, session=world.new_session(), now_ms=now, fence=fence))
-        elif request.outcome is RequestOutcome.RUNNING:
+        elif request.outcome is RequestOutcome.RUNNING or (
+            request.kind is GlobalRequestKind.CHECK_AND_REPAIR_CDC_STREAMS and has_current_streams(world.snapshot)
+        ):
             world.do(FinishGlobalRequest(request.id, "", now))
         elif request.kind is GlobalRequestKind.CHECK_AND_REPAIR_CDC_STREAMS:
             world.do(StartCdcCommit(request.id, world.write_generation()))

@@ -42,7 +42,7 @@ def source_and_target(tmp_path: Path) -> tuple[TransferSource, TransferTarget]:
     (checkpoint / "deep" / "layer" / "a.sst").write_bytes(b"content")
     for folder in (checkpoint, staging):
         (folder / machine).touch()
-    layer = CheckpointLayer("deep/layer", WHOLE_RING, (CheckpointFile("a.sst", 7),))
+    layer = CheckpointLayer(folder="deep/layer", range=WHOLE_RING, files=(CheckpointFile("a.sst", 7),))
     host = HostId(uuid.UUID(int=1))
     part = CheckpointPart(shard=ShardNumber(0), range=WHOLE_RING, layers=(layer,))
     source = TransferSource(

@@ -1,5 +1,7 @@
 """`ebla failover` and `ebla recover`: take dead nodes out of the quorum, and take them back."""
 
+import sys
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Annotated
 
@@ -61,6 +63,9 @@ def failover(
     chosen = tuple(dict.fromkeys(resolve_host(flags, one) for one in hosts))
     if dry_run:
         return _dry_run(flags, chosen, force=force)
+    with suppress(EblaError):  # what the operation says of the same trouble is better
+        for line in _check(flags, chosen).losses:
+            sys.stderr.write(f"! {line}\n")
     operation = Operation(
         id=new_operation_id(),
         kind=OperationKind.EXCLUDE,
@@ -86,20 +91,25 @@ def recover(
 
 
 def _dry_run(flags: NodeFlags, hosts: tuple[HostId, ...], *, force: bool) -> int:
-    answer = flags.call(FAILOVER_CHECK, FailoverCheckRequest(hosts), CALL_MS)
+    answer = _check(flags, hosts)
     is_met = all(one.is_met or (force and one.can_force) for one in answer.checks)
     verdict = OperateAnswer(operation=None, code=None if is_met else OperationCode.REFUSED)
     if flags.as_json:
         checks = [msgspec.structs.asdict(one) for one in answer.checks]
-        print_json(msgspec.to_builtins({**answer_json(verdict), "checks": checks}))
+        print_json(msgspec.to_builtins({**answer_json(verdict), "checks": checks, "losses": answer.losses}))
     else:
         for line in check_lines(answer):
             typer.echo(line)
     return exit_status(verdict)
 
 
+def _check(flags: NodeFlags, hosts: tuple[HostId, ...]) -> FailoverCheckAnswer:
+    return flags.call(FAILOVER_CHECK, FailoverCheckRequest(hosts), CALL_MS)
+
+
 def check_lines(answer: FailoverCheckAnswer) -> list[str]:
-    return [f"{'ok' if one.is_met else 'FAIL':<6}{one.text}" for one in answer.checks]
+    checks = [f"{'ok' if one.is_met else 'FAIL':<6}{one.text}" for one in answer.checks]
+    return [*checks, *(f"!     {line}" for line in answer.losses)]
 
 
 def _show_status(flags: TableFlags, *, reset: bool) -> int:

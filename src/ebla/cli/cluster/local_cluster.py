@@ -17,11 +17,13 @@ from pathlib import Path
 import msgspec
 
 from ebla import options
+from ebla.control.group0.join_state import JoinStage, JoinState, JoinStateFile
 from ebla.model.errors import EblaError, InvalidRequest, Refused
 from ebla.options import NodeOptions
 from ebla.ports.clock import Clock
 from ebla.runtime import file_lock
 from ebla.runtime.data_folder import DataFolder, FolderRefused, NodeIdentity, write_durably
+from ebla.runtime.file_disk import FileDisk
 from ebla.runtime.system_clock import SystemClock
 from ebla.runtime.system_rng import SystemRng
 
@@ -158,15 +160,17 @@ def assign_identities(nodes: Sequence[LocalNode]) -> list[NodeIdentity]:
     return settled
 
 
-def start(node: LocalNode) -> subprocess.Popen[bytes]:
-    """Starts a process in a session of its own, so that no Ctrl-C or hang-up of a terminal reaches it."""
+def start(node: LocalNode, overrides: Sequence[str] = ()) -> subprocess.Popen[bytes]:
+    """Starts a process in a session of its own, so that no Ctrl-C or hang-up of a terminal reaches it. `overrides` are
+    options of this start alone."""
     log = node.folder.log
+    flags = [flag for override in overrides for flag in ("--set", override)]
     if log.exists() and log.stat().st_size > LOG_BYTES_MAX:
         log.rename(log.with_suffix(".log.1"))
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     try:
         return subprocess.Popen(  # noqa: S603  # the arguments are our own
-            [sys.executable, "-m", "ebla.node", "control", "--options", str(node.options_path)],
+            [sys.executable, "-m", "ebla.node", "control", "--options", str(node.options_path), *flags],
             stdin=subprocess.DEVNULL,
             stdout=descriptor,
             stderr=descriptor,
@@ -184,6 +188,19 @@ def end(node: LocalNode, number: signal.Signals) -> None:
             os.kill(pid, number)
         except ProcessLookupError:
             pass  # it has just ended
+
+
+async def join_state(node: LocalNode) -> JoinState:
+    """What it remembers of group 0."""
+    return await JoinStateFile(FileDisk(), f"{node.folder.group0.absolute()}-mark").load()
+
+
+async def has_left(node: LocalNode) -> bool:
+    """Whether it knows that it has left its cluster: its host never returns."""
+    try:
+        return (await join_state(node)).stage is JoinStage.REMOVED
+    except EblaError:
+        return False  # its folder is damaged; the node says how
 
 
 def last_stop(node: LocalNode) -> str:

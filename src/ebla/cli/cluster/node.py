@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from ebla.options import replace_overrides
+
 app = typer.Typer()
 """Unnamed, so that its commands are added to the parent."""
 
@@ -24,12 +26,23 @@ def node(
             "--join", metavar="TOKEN", help="For the first start: a join token of the cluster (see `ebla token`)."
         ),
     ] = None,
+    replace: Annotated[
+        str | None,
+        typer.Option("--replace", metavar="HOST", help="For the first start: the dead node that this one replaces."),
+    ] = None,
+    ignore_dead: Annotated[
+        list[str] | None,
+        typer.Option("--ignore-dead", metavar="HOST", help="With --replace: another dead node. May be repeated."),
+    ] = None,
 ) -> None:
     """Run one node in the foreground, as a service would.
 
     SIGTERM or Ctrl-C stops it; SIGHUP reloads its certificates.
     """
-    flags = [flag for override in overrides or () for flag in ("--set", override)]
+    if ignore_dead and replace is None:
+        raise typer.BadParameter("--ignore-dead goes with --replace")
+    replacing = () if replace is None else replace_overrides(replace, ignore_dead or ())
+    flags = [flag for override in (*(overrides or ()), *replacing) for flag in ("--set", override)]
     flags += [] if join is None else ["--join", join]
     # Becomes `python -m ebla.node`, so that a supervisor watches and signals the node itself.
     arguments = [sys.executable, "-m", "ebla.node", "control", "--options", str(options), *flags]

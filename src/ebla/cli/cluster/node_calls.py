@@ -20,7 +20,7 @@ from ebla.runtime.tcp_transport import TcpTransport
 from ebla.topology.keys import PREFIX
 from ebla.topology.snapshot import Snapshot
 from ebla.wire.client_connection import ConnectionTarget
-from ebla.wire.frames import Introduction
+from ebla.wire.frames import OPERATOR_PROCESS, Introduction
 from ebla.wire.group0_messages import Group0ReadRequest
 from ebla.wire.group0_pages import ReadPager
 from ebla.wire.limits import WireLimits
@@ -219,7 +219,7 @@ async def call_address(
 ) -> A:
     """Calls the process that listens there, as the node of that identity."""
     introduction = Introduction(
-        host=identity.host, cluster=identity.cluster, cluster_name=identity.cluster_name, process="cli"
+        host=identity.host, cluster=identity.cluster, cluster_name=identity.cluster_name, process=OPERATOR_PROCESS
     )
     context = PeersContext(
         transport=transport, rng=SystemRng(), introduction=introduction, limits=LIMITS, report=discard_event

@@ -13,6 +13,7 @@ from ebla.cli.cluster.local_cluster import find_nodes
 from ebla.cli.cluster.node_calls import choose_node, control_caller, local_transport, run_async
 from ebla.cli.command import NodeFlags, TableFlags, add_command
 from ebla.cli.output import print_json
+from ebla.client.topology_view import PREFIX_DIGITS_MIN
 from ebla.group0.operations import EndedOperation, Operation, OperationCode, OperationResult, UnfinishedOperation
 from ebla.model.errors import EblaError, InvalidRequest, Outcome, Unavailable
 from ebla.model.identity import HostId
@@ -178,7 +179,7 @@ def new_operation_id() -> UUID:
 
 
 def resolve_host(flags: NodeFlags, text: str) -> HostId:
-    """A host by its id, the address of its control process, or the name of a local node."""
+    """A host by the name of a local node, the address of its control process, its id, or the first digits of that."""
     try:
         report = flags.call(GROUP0_MEMBERS, MembersRequest(), CALL_MS)
     except EblaError as error:
@@ -194,6 +195,9 @@ def resolve_host(flags: NodeFlags, text: str) -> HostId:
         if text in (str(host), str(member.address), member.address.host) or local.get(text) == member.address
     ]
     present = [host for host in found if members[host].present] or found
+    if not present and len(text) >= PREFIX_DIGITS_MIN:
+        alike = (host for host in members if str(host).startswith(text.lower()))
+        present = [host for host in alike if members[host].present]
     if len(present) == 1:
         return present[0]
     known = ", ".join(f"{host} ({member.address})" for host, member in sorted(members.items()) if member.present)

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from ebla.cli.cluster.local_cluster import LocalNode, load_node
+from ebla.cli.cluster.local_cluster import LocalNode, join_state, load_node
 from ebla.cli.cluster.node_calls import call_address, run_async
 from ebla.cli.command import OutputFlags, add_command
 from ebla.client.node_reset import (
@@ -19,8 +19,9 @@ from ebla.client.node_reset import (
     ResetDecision,
     can_join_as_it_is,
     decide_reset,
+    was_member,
 )
-from ebla.control.group0.join_state import JoinState, JoinStateFile
+from ebla.control.group0.join_state import JoinState
 from ebla.group0.join_messages import JoinNodeQuery, JoinNodeQueryAnswer
 from ebla.model.errors import EblaError, InvalidRequest, Refused, Unavailable
 from ebla.model.identity import Address, RequestId
@@ -28,7 +29,6 @@ from ebla.observe.event_reporter import discard_event
 from ebla.runtime import file_lock
 from ebla.runtime.bootstrap import reset_node
 from ebla.runtime.data_folder import NodeIdentity
-from ebla.runtime.file_disk import FileDisk
 from ebla.runtime.system_clock import SystemClock
 from ebla.runtime.system_rng import SystemRng
 from ebla.runtime.tcp_transport import TcpTransport
@@ -97,10 +97,12 @@ def cannot_join_as_it_is(node: LocalNode) -> bool:
 
     async def check() -> bool:
         cluster = ClusterContacts(node, identity)
-        mark = await _join_state(node)
+        mark = await join_state(node)
         answer = await cluster.query(mark.known)
-        return not can_join_as_it_is(mark.stage, answer) and not isinstance(
-            decide_reset(mark.stage, answer), MustNotReset
+        return (
+            not can_join_as_it_is(mark.stage, answer)
+            and not isinstance(decide_reset(mark.stage, answer), MustNotReset)
+            and not was_member(mark.stage, answer)
         )
 
     try:
@@ -111,7 +113,7 @@ def cannot_join_as_it_is(node: LocalNode) -> bool:
 
 async def _permission(node: LocalNode, identity: NodeIdentity) -> str:
     """Returns why the folder may be emptied, after the end of its open join."""
-    cluster, mark = ClusterContacts(node, identity), await _join_state(node)
+    cluster, mark = ClusterContacts(node, identity), await join_state(node)
     decision = decide_reset(mark.stage, await cluster.query(mark.known))
     if isinstance(decision, AbortFirst):
         decision = await _after_abort(cluster, mark, decision)
@@ -136,10 +138,6 @@ async def _after_abort(cluster: "ClusterContacts", mark: JoinState, first: Abort
             )
         await asyncio.sleep(POLL_S)
     return decision
-
-
-async def _join_state(node: LocalNode) -> JoinState:
-    return await JoinStateFile(FileDisk(), f"{node.folder.group0.absolute()}-mark").load()
 
 
 class ClusterContacts:

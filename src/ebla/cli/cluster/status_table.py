@@ -94,9 +94,19 @@ def _problem_lines(view: ClusterView) -> list[str]:
 
 def problems(node: NodeView) -> tuple[str, ...]:
     """What an operator should know of a node: why it is down or does not serve, and what it warns of."""
-    excluded = f"excluded {node.excluded}; ebla recover {_host(node)}" if node.excluded else ""
+    excluded = f"excluded {node.excluded}; {_way_out(node)}" if node.excluded else ""
     wrong = node.trouble or (f"not serving: {node.why_not_serving}" if node.why_not_serving else "")
     return tuple(text for text in (excluded, wrong, *node.warnings) if text)
+
+
+def _way_out(node: NodeView) -> str:
+    host = _host(node)
+    if node.is_incomplete:
+        removal = f"remove or replace it: ebla removenode {host}, or ebla add-node --replace {host}"
+        return f"incomplete: it lacks rows and never serves again; {removal}"
+    if node.excluded == "by a request":
+        return f"see ebla topology; if it is to come back: ebla recover {host}"
+    return f"ebla recover {host}"
 
 
 # ---- one line per node

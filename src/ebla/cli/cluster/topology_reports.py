@@ -8,14 +8,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
 
+import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from ebla.cli.cluster.local_cluster import LocalNode, find_nodes
-from ebla.cli.cluster.node_calls import choose_nodes, control_caller, local_transport
+from ebla.cli.cluster.node_calls import choose_nodes, control_caller, local_transport, run_async
+from ebla.cli.flags import DATA_DEFAULT
 from ebla.client.request_following import FollowedState
 from ebla.model.errors import EblaError, Unavailable
-from ebla.model.identity import HostId
+from ebla.model.identity import HostId, RequestId
 from ebla.runtime.tcp_transport import TcpTransport
 from ebla.wire.topology_messages import TopologyReport, TopologyReportRequest
 from ebla.wire.verbs import TOPOLOGY_REPORT
@@ -26,6 +28,8 @@ POLL_S = 0.5
 QUIET_S = 5.0
 """Between two plain lines of which only the figures or the cause differ."""
 BAR_WIDTH = 20
+INTERRUPTED = 130
+"""The exit status of a process that Ctrl-C ended."""
 
 FetchReport = Callable[[], Awaitable[TopologyReport]]
 
@@ -72,11 +76,46 @@ class Followed(Protocol):
     """A request, or a node that is about to make one."""
 
     @property
+    def label(self) -> str: ...
+
+    @property
+    def request(self) -> RequestId | None: ...
+
+    @property
     def is_ended(self) -> bool: ...
 
     async def check(self, report: TopologyReport | None, problem: str) -> FollowedState:
         """None: no node has answered; `problem` says why."""
         ...
+
+
+def follow(
+    fetch: FetchReport, followed: Sequence[Followed], data: Path, *, quiet: bool, timeout_s: float | None = None
+) -> bool:
+    """Shows them until all have ended, or the timeout has passed; returns whether they have ended. Ctrl-C leaves them
+    running and ends the command."""
+    try:
+        with new_display(quiet=quiet) as display:
+            return run_async(follow_all(fetch, followed, display, timeout_s))
+    except KeyboardInterrupt:
+        sys.stderr.write("\n")
+        for one in followed:
+            if not one.is_ended:
+                how = "see `ebla status`" if one.request is None else _how_to_go_on(one.request, data)
+                sys.stderr.write(f"{one.label} goes on: {how}\n")
+        raise typer.Exit(INTERRUPTED) from None
+
+
+def _how_to_go_on(request: RequestId, data: Path) -> str:
+    return f"{wait_command(data, request)}; to withdraw it: {topology_command('abort', data, request)}"
+
+
+def wait_command(data: Path, request: RequestId | str) -> str:
+    return topology_command("wait", data, request)
+
+
+def topology_command(name: str, data: Path, request: RequestId | str) -> str:
+    return f"ebla topology {name} {request}{'' if data == DATA_DEFAULT else f' --data {data}'}"
 
 
 async def follow_all(

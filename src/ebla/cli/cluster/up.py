@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console, Group
 from rich.live import Live
 
-from ebla.cli.cluster.local_cluster import LocalNode, end, last_stop, log_tail, start
+from ebla.cli.cluster.local_cluster import LocalNode, end, has_left, last_stop, log_tail, start
 from ebla.cli.cluster.node_calls import fetch_cluster_view, request_stop, run_async
 from ebla.cli.cluster.reset_node import cannot_join_as_it_is, reset_folder
 from ebla.cli.cluster.status_table import status_fingerprint, status_lines
@@ -75,7 +75,8 @@ def bring_up(nodes: Sequence[LocalNode], print_line: PrintLine) -> StartedCluste
                 started.processes[node.name] = start(node)
         while (ended := run_async(_wait_all_up(started, print_line))) is not None:
             _reset_if_useless(started, ended, reset, print_line)
-            started.processes[ended.name] = start(ended)
+            if ended in started.nodes:
+                started.processes[ended.name] = start(ended)
     except BaseException:
         started.nodes = [node for node in nodes if node.name in started.processes]
         take_down(started, "the start failed", print_line)
@@ -92,12 +93,21 @@ def _reset_if_useless(started: StartedCluster, node: LocalNode, reset: set[str],
         done = reset_folder(node)
         print_line(f"{node.name} was never in the ring and cannot join as host {done.old.host}: reset ({done.why})")
         reset.add(node.name)
+    elif is_gone and run_async(has_left(node)):
+        print_line(left_text(node))  # it has learned it by this start
+        started.nodes = [one for one in started.nodes if one != node]
+        started.processes.pop(node.name, None)
     elif process is not None:
         reason = last_stop(node) or "it gave no reason"
         raise Unavailable(
             f"{node.name} ended with status {process.poll()} while starting: {reason}; its log ends with\n"
             f"{log_tail(node)}"
         )
+
+
+def left_text(node: LocalNode) -> str:
+    """A node that has left its cluster never returns to it."""
+    return f"{node.name} has left the cluster; it joins as a new node after: ebla reset-node {node.folder.path}"
 
 
 def is_up(nodes: Sequence[LocalNode]) -> bool:

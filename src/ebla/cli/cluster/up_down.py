@@ -8,7 +8,8 @@ from rich.console import Console
 from rich.markup import escape
 
 from ebla.cli.cluster import local_cluster, up
-from ebla.cli.cluster.local_cluster import LocalNode, NewClusterSpec, find_nodes, require_nodes
+from ebla.cli.cluster.local_cluster import LocalNode, NewClusterSpec, find_nodes, has_left, require_nodes
+from ebla.cli.cluster.node_calls import run_async
 from ebla.cli.flags import DATA_DEFAULT, Data
 from ebla.cli.output import reporting_errors
 from ebla.model.errors import Refused
@@ -53,7 +54,7 @@ def up_command(
         shape = NewClusterSpec(
             nodes=nodes, shards=shards, base_address=base_address, cluster_name=cluster_name, overrides=overrides or ()
         )
-        found = local_cluster.find_or_create_nodes(data, shape)
+        found = _without_left(local_cluster.find_or_create_nodes(data, shape), console)
         with local_cluster.lock_data_folder(data):
             if up.is_up(found):
                 raise Refused(
@@ -69,9 +70,22 @@ def up_command(
             _follow_and_stop(started, data, console)
 
 
+def _without_left(nodes: list[LocalNode], console: Console) -> list[LocalNode]:
+    print_line = _printer(console)
+    staying = [node for node in nodes if not run_async(has_left(node))]
+    for node in nodes:
+        if node not in staying:
+            print_line(up.left_text(node))
+    if not staying:
+        raise Refused("every node of this folder has left its cluster", advice="reset one: ebla reset-node FOLDER")
+    return staying
+
+
 def _follow_and_stop(started: up.StartedCluster, data: Path, console: Console) -> None:
+    known = [node.name for node in started.nodes]
+    left = [node.name for node in find_nodes(data) if node.name not in known]
     try:
-        up.follow(started, console, lambda: find_nodes(data))
+        up.follow(started, console, lambda: [node for node in find_nodes(data) if node.name not in left])
         console.print("stopping …")
     finally:  # also if the terminal was closed, so that printing fails
         up.take_down(started, "ebla up was stopped", _printer(console))

@@ -1,19 +1,21 @@
 """The topology coordinator: while this node leads, it drives the topology step by step, as one activity.
 
-`topology/next_step.py` decides, `join_actions.py` acts. A step is: decide from the snapshot, act, commit the outcome on
+`topology/next_step.py` decides, `node_actions.py` acts. A step is: decide from the snapshot, act, commit the outcome on
 the condition that nothing that was read has changed. All progress is in group 0 and every action can be repeated, so a
 new leader continues where the last one stopped. Nothing of group 0 is locked during a barrier or a stream.
 
 While an action runs, the decision is made again at every change of the topology or of liveness. If it is another one
-(the request was aborted, the new node is lost or excluded), the action is cancelled.
+(the request was aborted, its node is lost or excluded), the action is cancelled.
 """
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from ebla.control.coordinator.coordinator_deps import COMMIT_MS, CommitConflict, CoordinatorDeps, CoordinatorRun
-from ebla.control.coordinator.join_actions import JoinActions, SilentHosts
+from ebla.control.coordinator.global_actions import GlobalActions
+from ebla.control.coordinator.node_actions import NodeActions, SilentHosts
 from ebla.control.coordinator.wait_causes import WaitCauses, WaitKind
 from ebla.control.group0.member_features import common_features
 from ebla.control.leadership.activity_tasks import RunningHandle
@@ -23,8 +25,18 @@ from ebla.leadership.activities import ActivityEnded, ActivityRefused, ActivityS
 from ebla.leadership.quorum import MAJORITY, missing_hosts
 from ebla.model.errors import EblaError, Outcome, Stale, Unavailable, leaf_errors
 from ebla.model.identity import HostId, RequestId
-from ebla.topology.commands import Command, DropCdcGenerations, EnableFeatures, FencePredecessor, RejectNode
-from ebla.topology.next_step import DriveNode, DropAbandoned, RollBack, Step, TurnOnFeatures, next_step, side_steps
+from ebla.topology.commands import Command, DropCdcGenerations, EnableFeatures, FencePredecessor, RaiseFence, RejectNode
+from ebla.topology.next_step import (
+    DriveGlobal,
+    DriveNode,
+    DropAbandoned,
+    MoveTablets,
+    RollBack,
+    Step,
+    TurnOnFeatures,
+    next_step,
+    side_steps,
+)
 from ebla.topology.request_queue import (
     JOINING_KINDS,
     BlockedQueue,
@@ -36,9 +48,10 @@ from ebla.topology.request_queue import (
     Verdict,
     cancellation,
     pending_requests,
+    unsettled_requests,
 )
 from ebla.topology.snapshot import NodeRequest, Snapshot, TopologyState
-from ebla.topology.states import NodeRequestKind, NodeState
+from ebla.topology.states import GlobalRequestKind, NodeState
 from ebla.wire.topology_messages import StreamProgress
 
 IDLE_S = 5.0
@@ -47,6 +60,15 @@ TICK_S = 1.0
 RETRY_S = 1.0
 RESTART_S_MAX = 60.0
 CHECK_MS = 250
+CAUSES: Mapping[Reason, WaitKind] = MappingProxyType(
+    {
+        Reason.NODES_DOWN: WaitKind.NODES_DOWN,
+        Reason.TARGET_ALIVE: WaitKind.TARGET_ALIVE,
+        Reason.TARGET_DOWN: WaitKind.TARGET_DOWN,
+        Reason.EXCLUDED_GAINS: WaitKind.EXCLUDED_GAINS,
+    }
+)
+"""Others are explained by their own text."""
 
 
 class Coordinator:
@@ -109,6 +131,7 @@ class Coordinator:
                 run = CoordinatorRun(deps=self._deps, handle=handle, causes=self.causes, tasks=tasks)
                 self.current = CoordinatorLoop(run)
                 tasks.create_task(self._deps.sessions.enforce(handle.check_effect))
+                tasks.create_task(self.current.settle())
                 await self.current.run()
         except ExceptionGroup as group:
             # One of the tasks lost the right to act before the registry cancelled them all.
@@ -125,7 +148,8 @@ class CoordinatorLoop:
         self._deps = run.deps
         self._grace = RequestGrace()
         self._silent = SilentHosts()
-        self._joins = JoinActions(run, self._silent)
+        self._nodes = NodeActions(run, self._silent)
+        self._globals = GlobalActions(run, self._nodes)
         self.transition_since: tuple[int, int] = (0, run.deps.topology.clock.boot_ms())
         """The version that entered the transition state, and when this coordinator saw it."""
 
@@ -183,6 +207,23 @@ class CoordinatorLoop:
         snapshot = self._deps.committed.snapshot
         return snapshot.node_in_transition() is None and not pending_requests(snapshot)
 
+    async def settle(self) -> None:
+        """Until cancelled. Beside the loop: the next operation need not wait for it."""
+        while True:
+            snapshot = self._deps.committed.snapshot
+            unsettled = unsettled_requests(snapshot)
+            if not unsettled:
+                await self._deps.committed.changed.wait(IDLE_S)
+                continue
+            await self._nodes.wait_version(snapshot.version, unsettled[-1].id)
+            if unsettled_requests(self._deps.committed.snapshot):
+                try:
+                    await self._run.commit((RaiseFence(snapshot.version),))
+                except ActivityEnded:
+                    raise
+                except EblaError:
+                    await asyncio.sleep(RETRY_S)
+
     # ---- one iteration
 
     async def _iterate(self) -> bool:
@@ -219,9 +260,9 @@ class CoordinatorLoop:
     def _decide(self, snapshot: Snapshot) -> Step:
         topology, settings = self._deps.topology, self._deps.settings()
         boot_ms = topology.clock.boot_ms()
-        down = topology.down()
-        self._silent.observe(down, boot_ms)
-        alive = frozenset(host for host in snapshot.nodes if host not in down)
+        silent = self._deps.silent()
+        self._silent.observe(silent, boot_ms)
+        alive = frozenset(host for host in snapshot.nodes if host not in silent)
         lost = self._silent.lost(settings.peer_timeout_ms, boot_ms)
         step = next_step(snapshot, LivenessView(alive, topology.now_ms(), lost), plan_is_empty=True)
         self._grace.observe(step if isinstance(step, StartRequest | RejectRequest | BlockedQueue) else None, boot_ms)
@@ -230,14 +271,14 @@ class CoordinatorLoop:
     def _action_of(self, step: Step, snapshot: Snapshot) -> Coroutine[Any, Any, None] | None:
         """None: there is nothing to do now."""
         match step:
-            case StartRequest(verdicts=verdicts):
-                joins = (one.request for one in verdicts if one.viable and one.request.kind is NodeRequestKind.JOIN)
-                request = next(joins, None)
-                return None if request is None else self._joins.start(request)
-            case DriveNode(host=host) if snapshot.node(host).state is NodeState.BOOTSTRAPPING:
-                return self._joins.drive(step)
-            case RollBack(host=host) if snapshot.node(host).state is NodeState.BOOTSTRAPPING:
-                return self._joins.roll_back(step)
+            case StartRequest(request=request):
+                return self._nodes.start(request)
+            case DriveNode():
+                return self._nodes.drive(step)
+            case RollBack():
+                return self._nodes.roll_back(step)
+            case DriveGlobal(request=wanted) if wanted.kind is GlobalRequestKind.CHECK_AND_REPAIR_CDC_STREAMS:
+                return self._globals.drive(wanted)
             case RejectRequest(request=request, why=why):
                 return self._end((request,), (RejectNode(request.host, why, self._deps.topology.now_ms()),))
             case BlockedQueue():
@@ -284,11 +325,11 @@ class CoordinatorLoop:
         after = await self._run.commit(commands, before)
         for request in requests:
             if request.kind in JOINING_KINDS:
-                self._joins.send_rejection(before.node(request.host), after.node_requests[request.id].error)
+                self._nodes.send_rejection(before.node(request.host), after.node_requests[request.id].error)
 
     async def _enable(self, features: tuple[str, ...]) -> None:
         """After a barrier on all members: a node that restarted without the feature is seen by then."""
-        version = await self._joins.barrier(None)
+        version = await self._nodes.barrier(None)
         await self._run.commit((EnableFeatures(features, version),))
 
     async def _side_step(self, snapshot: Snapshot) -> bool:
@@ -308,19 +349,22 @@ class CoordinatorLoop:
     def _explain_queue(self, snapshot: Snapshot, step: Step) -> None:
         causes, pending = self._run.causes, pending_requests(snapshot)
         running = snapshot.node_in_transition()
-        shown: list[RequestId] = [request.id for request in pending]
-        if running is not None and running.request is not None:
-            shown.append(running.request)
-        causes.keep_only(shown)
+        behind = running.request if running is not None else None
+        named = (*unsettled_requests(snapshot), *pending)
+        known = (behind, *snapshot.state.global_requests, *(request.id for request in named))
+        causes.keep_only(one for one in known if one is not None)
         if isinstance(step, BlockedQueue):
             for verdict in step.verdicts:
                 self._explain_blocked(verdict)
             return
-        behind = running.request if running is not None else None
+        if isinstance(step, DriveGlobal):
+            for request in pending:
+                causes.set(request.id, WaitKind.GLOBAL, f" {str(step.request.id)[:8]} runs")
+            return
+        if isinstance(step, MoveTablets) and behind is not None:
+            causes.set(behind, WaitKind.UNSUPPORTED, f": {step.why}")
         if isinstance(step, StartRequest):
             behind = step.request.id
-            if step.request.kind is not NodeRequestKind.JOIN:
-                causes.set(step.request.id, WaitKind.UNSUPPORTED, f": {step.request.kind}")
         for position, request in enumerate((one for one in pending if one.id != behind), 1):
             after = f" behind {str(behind)[:8]}" if behind is not None else ""
             causes.set(request.id, WaitKind.QUEUED, f": position {position}{after}")
@@ -330,10 +374,11 @@ class CoordinatorLoop:
         left_ms = self._grace.left_ms(verdict.request.id, grace_ms, boot_ms)
         countdown = "" if left_ms is None else f"; cancelled in {-(-left_ms // 1000)} s"
         objection, snapshot = verdict.objections[0], self._deps.committed.snapshot
-        is_down = objection.reason is Reason.NODES_DOWN
-        kind = WaitKind.NODES_DOWN if is_down else WaitKind.OBJECTION
-        text = objection.text(snapshot).removeprefix(kind) if is_down else f": {objection.text(snapshot)}"
-        self._run.causes.set(verdict.request.id, kind, text, countdown=countdown)
+        kind = CAUSES.get(objection.reason, WaitKind.OBJECTION)
+        text = objection.text(snapshot)
+        if kind is not WaitKind.OBJECTION:
+            text = text.removeprefix(f"{objection.reason}: ")
+        self._run.causes.set(verdict.request.id, kind, f": {text}", countdown=countdown)
 
 
 def _identity(step: Step) -> tuple[object, ...]:
@@ -343,6 +388,8 @@ def _identity(step: Step) -> tuple[object, ...]:
             return type(step).__name__, host, row.here
         case StartRequest(request=request) | RejectRequest(request=request):
             return type(step).__name__, request.id
+        case DriveGlobal(request=wanted):
+            return type(step).__name__, wanted.id, wanted.outcome
         case TurnOnFeatures(features=features):
             return type(step).__name__, features
         case _:

@@ -10,6 +10,7 @@ from ebla.control.fault_points import FaultPoint
 from ebla.control.group0.voter_assignment import RunsOperations
 from ebla.control.leadership.activity_tasks import RunningHandle
 from ebla.control.leadership.leadership_node import LeadershipNode
+from ebla.control.topology.barrier_client import DownHosts
 from ebla.control.topology.bulk_sessions import BulkSessionService
 from ebla.control.topology.committed_topology import CommittedTopology
 from ebla.control.topology.deps import TopologyDeps
@@ -45,6 +46,8 @@ class CoordinatorDeps:
     streams: StreamOrders
     peers: Peers
     context: PeersContext
+    silent: DownHosts
+    """The hosts that do not answer. Unlike those that are down, an excluded host may answer."""
     control_port: int
     """The same on every node."""
     settings: Callable[[], TopologySettings]

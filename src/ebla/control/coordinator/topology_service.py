@@ -7,6 +7,7 @@ import msgspec
 from ebla.control.coordinator.coordinator import Coordinator
 from ebla.control.coordinator.coordinator_deps import CoordinatorDeps
 from ebla.control.coordinator.rejections import send_response
+from ebla.control.coordinator.request_service import RequestService
 from ebla.control.coordinator.wait_causes import WaitKind
 from ebla.control.topology.deps import expires_at, out_of_time, remaining_ms
 from ebla.group0.join_messages import JoinNodeResponse
@@ -14,7 +15,7 @@ from ebla.group0.members import MemberRole
 from ebla.model.errors import EblaError, NotFound
 from ebla.model.identity import Address, HostId, RequestId
 from ebla.topology.commands import AbortRequest
-from ebla.topology.request_queue import pending_requests
+from ebla.topology.request_queue import JOINING_KINDS, pending_requests, unsettled_requests
 from ebla.topology.snapshot import NodeRequest, Snapshot
 from ebla.topology.states import RequestOutcome
 from ebla.wire.server import IncomingCall, Server
@@ -24,6 +25,7 @@ from ebla.wire.topology_messages import (
     RequestReport,
     TopologyReport,
     TopologyReportRequest,
+    TopologyRequest,
     WaitCause,
 )
 from ebla.wire.verbs import ABORT_REQUEST, TOPOLOGY_REPORT
@@ -34,17 +36,19 @@ ATTEMPT_MS = 5_000
 
 
 class TopologyService:
-    def __init__(self, deps: CoordinatorDeps, coordinator: Coordinator, own: HostId, tasks: asyncio.TaskGroup) -> None:
+    def __init__(self, deps: CoordinatorDeps, coordinator: Coordinator, tasks: asyncio.TaskGroup) -> None:
         self._deps = deps
         self._coordinator = coordinator
-        self._own = own
+        self._own = deps.topology.group0.config.member.host
         self._tasks = tasks
+        self._requests = RequestService(deps.topology, self._own, deps.silent)
         self._led_ms: int | None = None
         """When a leader last answered here, by the boot clock."""
 
     def serve_on(self, server: Server) -> None:
         server.serve(TOPOLOGY_REPORT, self._serve_report)
         server.serve(ABORT_REQUEST, self._serve_abort)
+        self._requests.serve_on(server)
 
     # ---- reports
 
@@ -119,9 +123,9 @@ class TopologyService:
     def _base(self, leader: HostId | None) -> TopologyReport:
         snapshot, group0 = self._deps.committed.snapshot, self._deps.topology.group0
         term = group0.running.raft.core.term if group0.is_running else 0
-        ended = sorted(
-            (one for one in snapshot.node_requests.values() if not one.is_open), key=lambda one: -(one.end_ms or 0)
-        )
+        requests: tuple[TopologyRequest, ...] = (*snapshot.node_requests.values(), *snapshot.global_requests.values())
+        opened = open_requests(snapshot)
+        ended = sorted((one for one in requests if one not in opened), key=lambda one: -(one.end_ms or 0))
         return TopologyReport(
             host=self._own,
             coordinator=leader,
@@ -130,7 +134,7 @@ class TopologyService:
             fence=snapshot.fence,
             transition=snapshot.transition,
             nodes=tuple(snapshot.members()),
-            open=tuple(RequestReport(request=one) for one in open_requests(snapshot)),
+            open=tuple(RequestReport(request=one) for one in opened),
             ended=tuple(ended),
         )
 
@@ -140,12 +144,12 @@ class TopologyService:
         reason = request.reason or "by an operator"
         return AbortTopologyAnswer(await self.abort(request.request, reason, call.work_ms()))
 
-    async def abort(self, request: RequestId, reason: str, within_ms: int) -> NodeRequest:
+    async def abort(self, request: RequestId, reason: str, within_ms: int) -> TopologyRequest:
         """Stores it; the coordinator rolls a running request back. One that has ended stays as it is."""
         expires, topology = expires_at(within_ms), self._deps.topology
         while remaining_ms(expires) > 0:
             snapshot = await topology.read(remaining_ms(expires))
-            known = snapshot.node_requests.get(request)
+            known = find_request(snapshot, request)
             if known is None:
                 raise NotFound(f"there is no request {request}", advice="see `ebla topology`")
             if not known.is_open or known.error:
@@ -154,21 +158,31 @@ class TopologyService:
             attempt_ms = min(ATTEMPT_MS, remaining_ms(expires))
             done = await topology.commit(snapshot, (command,), attempt_ms)
             if done is not None:
-                self._send_rejection(snapshot, known, done.node_requests[request])
-                return done.node_requests[request]
+                after = find_request(done, request)
+                assert after is not None, "an abort drops no request"
+                self._send_rejection(snapshot, known, after)
+                return after
             await topology.pause()
         raise out_of_time()
 
-    def _send_rejection(self, before: Snapshot, request: NodeRequest, after: NodeRequest) -> None:
+    def _send_rejection(self, before: Snapshot, request: TopologyRequest, after: TopologyRequest) -> None:
         """A join that had not started has ended; its node is no member."""
-        if after.is_open or request.host not in before.nodes:
+        if after.is_open or not isinstance(request, NodeRequest) or request.kind not in JOINING_KINDS:
+            return
+        if request.host not in before.nodes:
             return
         address = Address(before.node(request.host).address, self._deps.control_port)
         response = JoinNodeResponse(attempt=request.id, rejection=after.error)
         self._tasks.create_task(send_response(self._deps.context, address, response))
 
 
-def open_requests(snapshot: Snapshot) -> tuple[NodeRequest, ...]:
-    """The running one, then the queue in its order."""
+def find_request(snapshot: Snapshot, request: RequestId) -> TopologyRequest | None:
+    return snapshot.node_requests.get(request) or snapshot.global_requests.get(request)
+
+
+def open_requests(snapshot: Snapshot) -> tuple[TopologyRequest, ...]:
+    """Those whose last barrier has not passed, the running one, then the queue in its order, then the global requests,
+    which wait for the others."""
     running = (one for one in snapshot.node_requests.values() if one.outcome is RequestOutcome.RUNNING)
-    return (*running, *pending_requests(snapshot))
+    queued = (snapshot.global_requests[one] for one in snapshot.state.global_requests)
+    return (*unsettled_requests(snapshot), *running, *pending_requests(snapshot), *queued)

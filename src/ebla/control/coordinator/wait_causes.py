@@ -24,6 +24,11 @@ class WaitKind(enum.StrEnum):
     UNFINISHED = "unfinished operation"
     FAILED = "coordinator failed"
     UNSUPPORTED = "not supported in this release"
+    TARGET_ALIVE = "node to remove or replace is alive"
+    TARGET_DOWN = "node is down"
+    EXCLUDED_GAINS = "excluded node would gain ranges"
+    TRANSFER = "leadership transfer"
+    GLOBAL = "global request"
 
 
 Subject = RequestId | None

@@ -16,6 +16,7 @@ from ebla.group0.join_handshake import (
     JoinHandshake,
     JoinPhase,
     JoinWait,
+    NotAdmitted,
     ResponseDecision,
     restart_refusal,
 )
@@ -48,6 +49,10 @@ class Group0Config:
     cluster: ClusterId
     cluster_name: str
     contacts: tuple[Address, ...]
+    replaced: str = ""
+    """The dead node that this one replaces, as the operator named it; empty: it joins."""
+    ignored: tuple[str, ...] = ()
+    """Further dead nodes, which the replace ignores."""
     folder: str
     """Of this group only; the join state is a file beside it."""
     limits: NodeLimits = DEFAULT_LIMITS
@@ -86,9 +91,13 @@ class Formation:
         is_accepted = mark.stage in (JoinStage.ACCEPTED, JoinStage.MEMBER)
         attempt = mark.join_id if is_accepted else self._context.rng.uuid()
         self._handshake = JoinHandshake(attempt, is_accepted=is_accepted)
+        if self._config.replaced and is_accepted:
+            reason = f"this node is a member, so it replaces {self._config.replaced} no more"
+            self._context.report("join.replace_ignored", {"reason": reason})
         match mark.stage:
             case JoinStage.REMOVED:
-                raise removed_error(self._config.member)
+                error = removed_error(self._config.member)
+                raise NotAdmitted(error.message, advice=error.advice)
             case JoinStage.MEMBER:
                 return ()
             case JoinStage.FOUNDING:
@@ -117,6 +126,11 @@ class Formation:
         )
         while True:
             match discovery.decide(self._state):
+                case StartCluster() if self._config.replaced:
+                    raise NotAdmitted(
+                        f"no contact is in a cluster, so {self._config.replaced} cannot be replaced there",
+                        advice="check `peers`, and that nodes of the cluster run",
+                    )
                 case StartCluster():
                     # The decision is durable before its effect: a node that crashed in between creates the same group
                     # again, and never joins another one.
@@ -191,7 +205,12 @@ class Formation:
             cluster_name=config.cluster_name,
             node=config.node,
             storage_format=DATA_FORMAT,
+            replaced=config.replaced,
+            ignored=config.ignored,
         )
+        if config.replaced:
+            details = {"num_tokens": config.node.num_tokens, "reason": f"the tokens of {config.replaced} are inherited"}
+            self._context.report("join.num_tokens_ignored", details)
         while handshake.phase is JoinPhase.REQUESTING:
             step = handshake.next_request(contacts)
             await asyncio.sleep(step.after_ms / 1000)
@@ -226,7 +245,7 @@ class Formation:
     async def check_not_left(self, members: Iterable[Member]) -> None:
         """Of a node that was accepted before this start. If no member answers, it starts and catches up. Raises
         `NotAdmitted` if its join has ended without it."""
-        contacts = self._candidates(*(member.address for member in members if member.present))
+        contacts = self._candidates(*(member.address for member in members if member.listens))
         async with asyncio.TaskGroup() as tasks:
             queries = [tasks.create_task(self._query(address)) for address in contacts]
         refusal = restart_refusal(answer for query in queries if (answer := query.result()) is not None)

@@ -1,4 +1,4 @@
-"""The members as the topology sees them: features in use, features a node lacks, who is still joining; and the entry in
+"""The members as the topology sees them: features in use, features a node lacks, who is unsettled; and the entry in
 which a node advertises its own features.
 
 A feature is enabled once, by the topology, and never disabled. The topology counts the nodes of the ring only; a member
@@ -13,6 +13,7 @@ from ebla.control.group0.state_machine import Group0StateMachine
 from ebla.group0.members import Member, member_key
 from ebla.group0.operations import EndedOperation, Operation, OperationKind, read_record
 from ebla.group0.store import Group0Store
+from ebla.group0.voters import is_unsettled
 from ebla.model.errors import EblaError
 from ebla.model.identity import HostId
 from ebla.model.stored_value import decode_stored
@@ -20,7 +21,7 @@ from ebla.model.transaction import MEMBERS_PREFIX
 from ebla.ports.rng import Rng
 from ebla.topology.keys import STATE, node_key
 from ebla.topology.snapshot import Node, TopologyState
-from ebla.topology.states import JOINING_STATES
+from ebla.topology.states import NodeState
 from ebla.version import Feature
 
 RETRY_MS = 1_000
@@ -61,18 +62,19 @@ def topology_state(store: Group0Store) -> TopologyState:
     return TopologyState() if entry is None else decode_stored(TopologyState, entry.value).value
 
 
-def joining_hosts(store: Group0Store) -> tuple[HostId, ...]:
-    """The present members that are not in the ring yet. None while there is no topology: then the members are the
-    founder, and it votes."""
+def unsettled_hosts(store: Group0Store) -> tuple[HostId, ...]:
+    """The present members that take no voter's seat because of their rows. None while there is no topology: then the
+    members are the founder, and it votes."""
     if store.get(STATE) is None:
         return ()
+    transition = topology_state(store).transition
     present = (member.host for _, member in sorted(store.members.items()) if member.present)
-    return tuple(host for host in present if _is_joining(store, host))
+    return tuple(host for host in present if is_unsettled(_state_of(store, host), transition))
 
 
-def _is_joining(store: Group0Store, host: HostId) -> bool:
+def _state_of(store: Group0Store, host: HostId) -> NodeState:
     entry = store.get(node_key(host))
-    return entry is None or decode_stored(Node, entry.value).value.state in JOINING_STATES
+    return NodeState.NONE if entry is None else decode_stored(Node, entry.value).value.state
 
 
 async def keep_own_entry(

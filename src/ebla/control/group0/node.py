@@ -130,7 +130,7 @@ class Group0Node:
     def peers(self) -> tuple[Address, ...]:
         """Where the other nodes listen, sorted: the members, and the configured contacts that have not left."""
         members = () if self._running is None else tuple(self._running.store.members.values())
-        present = {member.address for member in members if member.present}
+        present = {member.address for member in members if member.listens}
         left = {member.address for member in members} - present
         return tuple(sorted((present | set(self.config.contacts)) - left - {self.config.member.address}))
 
@@ -162,7 +162,7 @@ class Group0Node:
                 if self._other_process is not None:
                     raise self._other_process
                 error = self._removal_error(running.store)
-                await self.join_state.save(stage=JoinStage.REMOVED)
+                await self.mark_left()
                 raise error
         finally:
             running.machine.unwatch(ticket)
@@ -199,6 +199,15 @@ class Group0Node:
         if store.index > 0 and (request is None or not request.error):
             return removed_error(self.config.member)
         return rejected("" if request is None else request.error)
+
+    def learn_left(self) -> None:
+        """A member refuses this host because it has left the cluster."""
+        if self._running is not None:
+            self._on_removed()
+
+    async def mark_left(self) -> None:
+        """Durable on return: this node never starts again. It serves until it is stopped."""
+        await self.join_state.save(stage=JoinStage.REMOVED)
 
     # ---- the confirmation of this start
 

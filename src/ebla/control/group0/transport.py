@@ -23,10 +23,11 @@ class Group0Transport:
         self._sendings = 0
 
     def learn(self, members: Iterable[Member]) -> None:
-        """Learns the addresses of members. For those that left, only the address is dropped: numbers are permanent."""
+        """Learns the addresses of members. For those that left, or whose address was released,
+        only the address is dropped: numbers are permanent."""
         for member in members:
             self._hosts[PeerId(peer_number(member.host))] = member.host
-            if member.present:
+            if member.listens:
                 self._set_address(member.host, member.address)
             else:
                 self._peers.forget(member.host)

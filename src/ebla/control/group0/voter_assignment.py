@@ -6,7 +6,7 @@ from typing import Protocol
 
 import msgspec
 
-from ebla.control.group0.member_features import joining_hosts, topology_state
+from ebla.control.group0.member_features import topology_state, unsettled_hosts
 from ebla.control.group0.state_machine import Group0StateMachine
 from ebla.group0.failover import LAG_ENTRIES_MAX
 from ebla.group0.members import Member, MemberRole, peer_number
@@ -39,13 +39,14 @@ def next_voter_change(
     core: RaftCore,
     alive: Alive,
     excluded: Collection[HostId] = (),
-    joining: Collection[HostId] = (),
+    unsettled: Collection[HostId] = (),
 ) -> tuple[Member, ...]:
     """The members whose role should change, with their new role. Empty if nothing should change now.
 
     A learner that has not caught up is not promoted: it would count towards the quorum and delay every commit until it
     has. Neither is one that is down, which the choice may name for the seat of an excluded host. A voter is demoted
-    only in the same change that promotes its replacement.
+    only in the same change that promotes its replacement, unless it must not vote at all: it is excluded, or about to
+    leave, and its replacement may never catch up.
     """
     role = core.role
     if not isinstance(role, Leader) or core.membership.is_joint:
@@ -56,15 +57,17 @@ def next_voter_change(
             member=member,
             alive=alive(member.host),
             excluded=member.host in excluded,
-            joining=member.host in joining,
+            unsettled=member.host in unsettled,
         )
         for member in present
     )
     ready = tuple(member for member in present if member.host in wanted and _may_vote(member, role, core))
     promoted = tuple(member for member in ready if member.role is MemberRole.LEARNER and alive(member.host))
     surplus = [member for member in present if member.role is MemberRole.VOTER and member.host not in wanted]
-    voters_after = sum(member.role is MemberRole.VOTER for member in present) + len(promoted)
-    demoted = surplus[: max(0, voters_after - len(wanted))]
+    barred = [member for member in surplus if member.host in excluded or member.host in unsettled]
+    others = [member for member in surplus if member not in barred]
+    voters_after = sum(member.role is MemberRole.VOTER for member in present) + len(promoted) - len(barred)
+    demoted = (*barred, *others[: max(0, voters_after - len(wanted))])
     return (
         *(msgspec.structs.replace(member, role=MemberRole.VOTER) for member in promoted),
         *(msgspec.structs.replace(member, role=MemberRole.LEARNER) for member in demoted),
@@ -91,7 +94,7 @@ async def assign_voters(
         if not isinstance(core.role, Leader):
             continue
         excluded = excluded_hosts(topology_state(store))
-        wanted = next_voter_change(store.members, core, alive, excluded, joining_hosts(store))
+        wanted = next_voter_change(store.members, core, alive, excluded, unsettled_hosts(store))
         if wanted:
             operation = Operation(
                 id=rng.uuid(),

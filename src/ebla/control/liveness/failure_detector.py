@@ -129,13 +129,14 @@ def down_hosts(
 ) -> tuple[HostId, ...]:
     """The nodes that requests need not be sent to, sorted. A peer that is watched only since after `watched_since_ms`
     and was never heard from counts as up: control or the peer has just started, and the peer had no time to answer
-    yet."""
+    yet. Hosts are told apart by their ids: a node that uses the address of the dead one it replaces answers for itself
+    only."""
     up = {peer.host for peer in peers if peer.state is PeerState.UP}
     given_up = {peer.peer for peer in peers if peer.heard_ms is not None or peer.since_ms <= watched_since_ms}
     down = (
         member.host
         for member in members
-        if member.host != own and member.host not in up and (not member.present or member.address in given_up)
+        if member.host != own and member.host not in up and (not member.listens or member.address in given_up)
     )
     return tuple(sorted(down))
 

@@ -27,12 +27,13 @@ from ebla.group0.failover import (
     RecoveryFacts,
     check_exclusion,
     check_inclusion,
+    losses_of_exclusion,
     unmet_checks,
     voters_of,
 )
 from ebla.group0.members import Member, MemberRole, peer_number
 from ebla.group0.operations import Operation, OperationCode, OperationFailed, OperationKind
-from ebla.group0.voters import VoterCandidate, choose_voters
+from ebla.group0.voters import VoterCandidate, choose_voters, is_unsettled
 from ebla.model.errors import EblaError, Unavailable
 from ebla.model.identity import HostId
 from ebla.model.opinions import Opinion, OpinionState
@@ -41,7 +42,6 @@ from ebla.raft.roles import Leader
 from ebla.settings_store.registry import AutoFailoverSettings
 from ebla.topology.commands import ResetFailoverCount
 from ebla.topology.snapshot import Exclusion, Snapshot
-from ebla.topology.states import JOINING_STATES
 from ebla.wire.failover_messages import (
     CheckReport,
     DownReport,
@@ -195,9 +195,12 @@ class Failover:
         await self._require_barrier(facts, host, operation)
         up = [one.host for one in self.own_opinions() if one.state is OpinionState.UP]
         excluded = [other for other in snapshot.excluded_hosts if other != host]
-        joining = [node.host for node in snapshot.members() if node.state in JOINING_STATES]
+        transition = snapshot.transition
+        unsettled = [node.host for node in snapshot.members() if is_unsettled(node.state, transition)]
         candidates = [
-            VoterCandidate(member=one, alive=one.host in up, excluded=one.host in excluded, joining=one.host in joining)
+            VoterCandidate(
+                member=one, alive=one.host in up, excluded=one.host in excluded, unsettled=one.host in unsettled
+            )
             for one in members.values()
         ]
         role = MemberRole.VOTER if host in choose_voters(candidates) else MemberRole.LEARNER
@@ -308,7 +311,8 @@ class Failover:
         facts = await self._gather(snapshot, self._group0.running.store.members)
         checks = check_exclusion(facts, request.hosts)
         return FailoverCheckAnswer(
-            tuple(CheckReport(is_met=one.is_met, text=one.text, can_force=one.kind in FORCIBLE) for one in checks)
+            tuple(CheckReport(is_met=one.is_met, text=one.text, can_force=one.kind in FORCIBLE) for one in checks),
+            tuple(str(one) for one in losses_of_exclusion(facts, request.hosts)),
         )
 
     async def _status_requested(self, request: FailoverStatusRequest, call: IncomingCall) -> FailoverStatusAnswer:

@@ -14,6 +14,7 @@ from typing import Protocol
 from ebla.control.fault_points import FaultPoint
 from ebla.control.group0.client import error_of
 from ebla.control.group0.node import Group0Node, RunningGroup0
+from ebla.control.leadership.leadership_node import LeadershipNode
 from ebla.control.operations.operation_metrics import OperationMetrics
 from ebla.group0.commands import ConditionFailed, Done, Forgotten, LockRevoked, Rejected
 from ebla.group0.members import Member
@@ -42,9 +43,9 @@ from ebla.group0.operations import (
     read_state,
 )
 from ebla.group0.store import Group0Store
-from ebla.leadership.activities import ActivityEnded, ActivityRefused, EndReason, Precondition
-from ebla.leadership.quorum import MajorityOf, Quorum
-from ebla.model.errors import EblaError, InvalidRequest, Outcome, Refused
+from ebla.leadership.activities import ActivityEnded, ActivityRefused, ActivitySpec, EndReason, Precondition
+from ebla.leadership.quorum import MAJORITY, MajorityOf, Quorum
+from ebla.model.errors import EblaError, InvalidRequest, Outcome, Refused, Unavailable
 from ebla.model.identity import HostId
 from ebla.model.transaction import Transaction
 from ebla.observe.event_reporter import EventReporter
@@ -61,6 +62,8 @@ CONFLICTS_MAX = 10
 REPAIRS_MAX = 3
 """In one attempt. Under its lock nobody else leaves anything to repair."""
 TIMEOUT_SLACK_S = 0.1
+QUORUM_WAIT_MS = 5_000
+"""How much longer than a lease period an operation waits for its quorum: a dead leader's leases have run out then."""
 
 
 class OperationHandle(Protocol):
@@ -79,6 +82,24 @@ RunActivity = Callable[
     [str, Callable[[OperationHandle], Awaitable[EndedOperation | None]]], Awaitable[EndedOperation | None]
 ]
 """Runs the body as an activity of this name in the domain `membership`, under a majority of the voters."""
+
+
+class MembershipActivity:
+    """Runs operations as activities of the leader, one at a time."""
+
+    def __init__(self, leadership: LeadershipNode) -> None:
+        self._leadership = leadership
+
+    def wait_ms(self) -> int:
+        return self._leadership.settings().period_ms + QUORUM_WAIT_MS
+
+    async def run(
+        self, name: str, body: Callable[[OperationHandle], Awaitable[EndedOperation | None]]
+    ) -> EndedOperation | None:
+        if self._leadership.activities.tasks is None:
+            raise Unavailable("this node is about to stop")
+        spec = ActivitySpec(name=name, domain="membership", quorum=MAJORITY, wait_ms=self.wait_ms())
+        return await self._leadership.activities.run(spec, body)
 
 
 class OperationTopology(Protocol):
@@ -295,7 +316,7 @@ class OperationRun:
 
     async def _complete(self, handle: OperationHandle, record: UnfinishedOperation) -> EndedOperation:
         """The membership entry and the deletion. This node has applied its own commit, so it needs no barrier."""
-        pending = pending_members(record.members, self._running.store.members)
+        pending = pending_members(record.entry, self._running.store.members)
         if pending:
             async with self._bounded("members") as within_ms:
                 handle.check_effect()

@@ -90,7 +90,7 @@ class SettingsCluster:
 
     def address_of(self, host: HostId) -> str:
         member = next((one for one in self.store.members.values() if one.host == host), None)
-        return str(host) if member is None else member.address.host
+        return member.address.host if member is not None and member.listens else str(host)
 
     @property
     def leads(self) -> bool:

@@ -47,7 +47,7 @@ class Exclusions:
     def version_for(self, host: HostId) -> TopologyVersion:
         """For the answer to a heartbeat of this host: the version in which it is excluded."""
         snapshot = self._topology.snapshot
-        return NOT_EXCLUDED if snapshot.exclusion_of(host) is None else snapshot.version
+        return snapshot.version if host in snapshot.excluded_hosts else NOT_EXCLUDED
 
     def heard(self, version: TopologyVersion) -> None:
         """Another member answered that this node is excluded in that version."""
@@ -57,7 +57,10 @@ class Exclusions:
 
     def why_own(self) -> str:
         """For people; empty: this node is not excluded."""
-        exclusion = self._topology.snapshot.exclusion_of(self._own)
+        snapshot = self._topology.snapshot
+        exclusion = snapshot.exclusion_of(self._own)
+        if exclusion is None and self._own in snapshot.excluded_hosts:
+            return f"{EXCLUDED}: by a request to remove or replace a node, see ebla topology"
         if exclusion is None:
             return "" if not self._is_own_by_hearsay else f"{EXCLUDED}; another member says so. {ADVICE}"
         how = "automatically" if exclusion.is_automatic else "by an operator"

@@ -39,6 +39,8 @@ PAGE_BYTES_MAX = 4 * 1024 * 1024
 CATCH_UP_MS = 5_000
 CATCH_UP_AGAIN_MS = 100
 CHILDREN_MAX = 1024
+DEPARTED_S = 5.0
+"""The longest pause between two looks at who has left; a change of the topology ends it."""
 FEED_SNAPSHOTS_MAX = 16
 """Feed snapshots being sent to children in several pages. With one more, the oldest starts over."""
 
@@ -65,6 +67,8 @@ class TopologyFeedService:
         self._snapshots: dict[str, FeedSnapshot] = {}
         self._read_barriers = SharedReadBarrier(self._one_read_barrier)
         self._caught_up = False
+        self._for_peers: list[Server] = []
+        """They refuse the connections of hosts that have left."""
         self._loop = asyncio.get_running_loop()
 
     def serve_children(self, server: Server) -> None:
@@ -74,12 +78,20 @@ class TopologyFeedService:
 
     def serve_peers(self, server: Server) -> None:
         server.serve(NODE_BARRIER, self._node_barrier)
+        self._for_peers.append(server)
 
     async def run(self) -> None:
         """Until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._read_barriers.run())
             tasks.create_task(self._catch_up())
+            tasks.create_task(self._refuse_departed())
+
+    async def _refuse_departed(self) -> None:
+        while True:
+            for server in self._for_peers:
+                server.exclude(frozenset(), frozenset(self._state.snapshot.departed_hosts))
+            await self._state.changed.wait(DEPARTED_S)
 
     def down_hosts_changed(self) -> None:
         """The set of down hosts may have changed."""

@@ -17,7 +17,7 @@ from ebla.group0.join_messages import (
 )
 from ebla.model.errors import Unavailable
 from ebla.model.identity import RequestId
-from ebla.topology.request_queue import latest_join, queue_position
+from ebla.topology.request_queue import LivenessView, latest_join, queue_position
 from ebla.topology.snapshot import NodeRequest, Snapshot
 from ebla.wire.server import IncomingCall, Server
 from ebla.wire.verbs import JOIN_NODE_QUERY, JOIN_NODE_REQUEST
@@ -84,12 +84,13 @@ class JoinService:
         )
 
     def _view(self, snapshot: Snapshot) -> AdmissionView:
-        group0 = self._deps.group0
+        group0, down = self._deps.group0, self._deps.down()
         return AdmissionView(
             cluster=group0.config.cluster,
             cluster_name=group0.config.cluster_name,
             snapshot=snapshot,
             members=group0.running.store.members,
+            liveness=LivenessView(frozenset(host for host in snapshot.nodes if host not in down), self._deps.now_ms()),
         )
 
     def _require_state(self) -> None:

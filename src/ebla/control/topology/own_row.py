@@ -70,7 +70,10 @@ class OwnRow:
         refusal = own_refusal(snapshot, self._own)
         if refusal and not self._is_operated_on():
             if snapshot.node(self._own.host).state is NodeState.LEFT:
-                raise NotAdmitted(refusal, advice=RESET_NODE_ADVICE)
+                ending = _left_error(snapshot, self._own, refusal)
+                if not isinstance(ending, NotAdmitted):  # such a node asks again for the reason
+                    await self._deps.group0.mark_left()
+                raise ending
             raise Refused(refusal, advice="start it again with options that fit")
         commands = self._commands(snapshot)
         if commands:
@@ -171,6 +174,13 @@ def _why_left(snapshot: Snapshot, own: Node) -> str:
     ended = [one for one in snapshot.node_requests.values() if one.host == own.host and one.error]
     last = max(ended, key=lambda one: one.end_ms or 0, default=None)
     return LEFT if last is None else f"{LEFT}: {last.error}"
+
+
+def _left_error(snapshot: Snapshot, own: Node, refusal: str) -> Refused:
+    """A node whose join was rolled back was never admitted; any other was a member and left."""
+    request = latest_join(snapshot, own.host)
+    kind = NotAdmitted if request is not None and request.error else Refused
+    return kind(refusal, advice=RESET_NODE_ADVICE)
 
 
 def _refresh(own: Node) -> RefreshNode:

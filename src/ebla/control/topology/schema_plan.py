@@ -277,7 +277,16 @@ def _truncate_table(request: TruncateTableRequest, snapshot: Snapshot, new_id: T
     return SchemaChangePlan((DropTable(table.id), CreateTable(fresh, replica_sets)), new_id)
 
 
-# ---- after a commit without an answer
+# ---- around the commit
+
+
+def needs_barrier(commands: tuple[Command, ...], snapshot: Snapshot) -> bool:
+    """Whether they give ranges to nodes and take others: then every node must have followed all changes before."""
+    return any(
+        command.keyspace.replication != snapshot.keyspaces[command.keyspace.name].replication
+        for command in commands
+        if isinstance(command, AlterKeyspace)
+    )
 
 
 def is_applied(commands: tuple[Command, ...], snapshot: Snapshot) -> bool:

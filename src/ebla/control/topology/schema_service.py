@@ -9,6 +9,7 @@ the same state, and the condition on that state lets one of them through; the ot
 """
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ebla.control.topology.barrier_client import BarrierOutcome
@@ -17,11 +18,13 @@ from ebla.control.topology.schema_plan import (
     NotYetPossible,
     SchemaChangePlan,
     is_applied,
+    needs_barrier,
     plan_schema_change,
 )
-from ebla.model.errors import DeadlineExceeded, EblaError, Outcome
-from ebla.model.identity import TableId, TopologyVersion
+from ebla.model.errors import DeadlineExceeded, EblaError, Outcome, Unavailable
+from ebla.model.identity import HostId, TableId, TopologyVersion
 from ebla.topology.snapshot import Snapshot
+from ebla.topology.states import NodeState
 from ebla.wire.feed_messages import NodeBarrierRequest
 from ebla.wire.schema_messages import SchemaAnswer, SchemaChange, SchemaRequest
 from ebla.wire.server import IncomingCall, Server
@@ -74,6 +77,8 @@ class SchemaService:
                 planned, snapshot = await self._plan(change, expires)
                 if not planned.commands:
                     return _SchemaResult(changed, snapshot.version, planned.table)
+                if needs_barrier(planned.commands, snapshot):
+                    await self._barrier_before(snapshot, expires)
                 version = await self._commit(planned, snapshot, expires)
             except NotYetPossible as not_yet:
                 why = not_yet.error
@@ -94,6 +99,33 @@ class SchemaService:
         snapshot = await self._deps.read(remaining_ms(expires))
         drawn = TableId(self._deps.rng.uuid())
         return plan_schema_change(change, snapshot, drawn), snapshot
+
+    async def _barrier_before(self, snapshot: Snapshot, expires: float) -> None:
+        """No node may skip the version at which it lost a range, and see only the later one at which it gains the range
+        again: it would keep rows that were deleted in between (INV-NODE-20). The commit that follows is void if the
+        topology has changed meanwhile."""
+        missing: dict[HostId, str] = {}
+
+        def note(lacking: Mapping[HostId, str]) -> None:
+            missing.clear()
+            missing.update(lacking)
+
+        hosts = tuple(
+            node.host
+            for node in snapshot.members()
+            if node.state is not NodeState.NONE and node.host not in snapshot.state.ignored_nodes
+        )
+        left_s = remaining_ms(expires) * (1 - FIND_OUT_SHARE) / 1000
+        try:
+            async with asyncio.timeout(left_s):
+                await self._deps.barriers.wait_all(snapshot.version, lambda: hosts, note)
+        except TimeoutError:
+            texts = [f"{snapshot.node(host).address}: {lacks}" for host, lacks in sorted(missing.items())]
+            raise Unavailable(
+                f"the replication is unchanged, because nodes did not acknowledge version {snapshot.version} of the "
+                f"topology in time: {'; '.join(texts) or 'none has answered'}",
+                advice="start them, or exclude them with `ebla failover`, and repeat the statement",
+            ) from None
 
     async def _commit(self, planned: SchemaChangePlan, snapshot: Snapshot, expires: float) -> TopologyVersion | None:
         """The version that has it; None if another change was committed first, or if no time is left."""

@@ -13,7 +13,6 @@ from ebla.feed.topology_view import View
 from ebla.model.identity import HostId, TableId
 from ebla.model.schema import TableSchema
 from ebla.topology.snapshot import Node, Snapshot
-from ebla.topology.states import SERVING_STATES
 from ebla.wire.cql.messages import SchemaChangeKind, SchemaChangeResult
 from ebla.wire.cql.responses import EventKind, NodeChange, node_event, schema_event
 
@@ -123,4 +122,4 @@ def node_changes(
 
 def _serving(snapshot: Snapshot, host: HostId) -> Node | None:
     node = snapshot.nodes.get(host)
-    return node if node is not None and node.state in SERVING_STATES else None
+    return node if node is not None and node.takes_clients else None

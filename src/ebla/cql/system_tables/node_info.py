@@ -10,7 +10,7 @@ from typing import Any
 from ebla.feed.topology_view import TopologyView, View
 from ebla.model.identity import HostId
 from ebla.topology.snapshot import Node, Snapshot
-from ebla.topology.states import SERVING_STATES, NodeState
+from ebla.topology.states import NodeState
 from ebla.wire.cql.compression import KNOWN
 from ebla.wire.cql.frames import VERSION, VERSION_OLDEST
 from ebla.wire.verbs import StatusAnswer
@@ -55,8 +55,8 @@ def ring_members(snapshot: Snapshot) -> list[Node]:
 
 
 def serving_nodes(snapshot: Snapshot) -> list[Node]:
-    """The nodes that drivers may connect to. One that joins has not opened its CQL ports yet."""
-    return [node for node in snapshot.members() if node.state in SERVING_STATES]
+    """The nodes that drivers may connect to: not one that joins, nor one that has left the ring."""
+    return [node for node in snapshot.members() if node.takes_clients]
 
 
 def schema_version(view: View) -> uuid.UUID:

@@ -31,6 +31,7 @@ from ebla.topology.tablet_map import ReplicaSet, TabletMap
         ignore_nodes set<uuid>,
         shard_count int,
         tokens set<text>,
+        incomplete boolean,
         topology_request text,
         request_id uuid,
         supported_features set<text>,
@@ -65,10 +66,13 @@ def topology(sources: SystemTableSources) -> Iterable[SystemRow]:
         done boolean,
         end_time timestamp,
         error text,
+        ignore_nodes set<uuid>,
         initiating_host uuid,
         new_keyspace_rf_change_data frozen<map<text, text>>,
         new_keyspace_rf_change_ks_name text,
         outcome text,
+        rebuild_option text,
+        replaced_id uuid,
         request_type text,
         start_time timestamp,
         target_host uuid
@@ -77,12 +81,18 @@ def topology(sources: SystemTableSources) -> Iterable[SystemRow]:
 )
 def requests(sources: SystemTableSources) -> Iterable[SystemRow]:
     snapshot = sources.snapshot
-    yield from (_request_row(one, one.host) for one in snapshot.node_requests.values())
-    for one in snapshot.global_requests.values():
+    for one in snapshot.node_requests.values():
         yield {
-            **_request_row(one, None),
-            "new_keyspace_rf_change_ks_name": one.keyspace or None,
-            "new_keyspace_rf_change_data": _factors(one),
+            **_request_row(one, one.host),
+            "ignore_nodes": list(one.ignored_nodes) or None,
+            "rebuild_option": one.rebuild_source,
+            "replaced_id": one.replaced,
+        }
+    for change in snapshot.global_requests.values():
+        yield {
+            **_request_row(change, None),
+            "new_keyspace_rf_change_ks_name": change.keyspace or None,
+            "new_keyspace_rf_change_data": _factors(change),
         }
 
 
@@ -92,6 +102,7 @@ def requests(sources: SystemTableSources) -> Iterable[SystemRow]:
         dc text,
         excluded boolean,
         host_id uuid,
+        incomplete boolean,
         owns float,
         rack text,
         shards int,
@@ -111,7 +122,8 @@ def cluster_status(sources: SystemTableSources) -> Iterable[SystemRow]:
             "dc": node.datacenter,
             "rack": node.rack,
             "host_id": node.host,
-            "excluded": snapshot.exclusion_of(node.host) is not None,
+            "excluded": node.host in snapshot.excluded_hosts,
+            "incomplete": node.is_incomplete,
             "owns": len(node.tokens) / owned,
             "shards": node.shard_count,
             "status": node.state.upper(),
@@ -282,6 +294,7 @@ def _node_columns(snapshot: Snapshot, node: Node) -> dict[str, Any]:
         "ignore_nodes": list(ignored) or None,
         "shard_count": node.shard_count,
         "tokens": [str(token) for token in node.tokens] or None,
+        "incomplete": node.is_incomplete,
         "topology_request": None if request is None else str(request.kind),
         "request_id": node.request,
         "supported_features": list(node.supported_features) or None,

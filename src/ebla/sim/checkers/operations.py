@@ -29,11 +29,14 @@ def settled_problem(store: Group0Store, snapshot: Snapshot) -> str | None:
             return f"INV-NODE-22: {host} is a member, and its row is left"
         if known.state is NodeState.NONE:
             return f"INV-ATOM-1: {host} is a member, and its join has not started"
-    for host in snapshot.excluded_hosts:
-        if store.members[member_key(host)].role is MemberRole.VOTER:
-            return f"INV-ATOM-1: {host} is excluded, and votes"
+    for one in snapshot.state.exclusions:
+        by_failover = one.is_automatic or one.is_forced or one.opinions
+        if by_failover and store.members[member_key(one.host)].role is MemberRole.VOTER:
+            return f"INV-ATOM-1: {one.host} is excluded, and votes"
     for node in snapshot.members():
         is_leaving = node.in_transition and snapshot.transition is TransitionState.LEFT_TOKEN_RING
+        if is_leaving and node.host in present and store.members[member_key(node.host)].role is MemberRole.VOTER:
+            return f"INV-NODE-16: {node.host} owns no token any more, and votes"
         if node.host not in present and node.tokens:
             return f"INV-ATOM-4: {node.host} owns tokens without being a member"
         if node.host not in present and not is_leaving and node.state is not NodeState.NONE:

@@ -11,9 +11,12 @@ from ebla.control.leadership.activity_tasks import RunningHandle
 from ebla.control.settings.settings_node import SettingsNode
 from ebla.group0.store import Group0Store
 from ebla.model.identity import ClusterId, HostId, RequestId, TopologyVersion
+from ebla.node.context import NodeContext
 from ebla.node.control_process import ControlProcess
+from ebla.node.shard_process import ShardService, ShardServiceContext
 from ebla.ports.environment import Environment
 from ebla.settings_store.registry import JANITOR_DELAY_MS, LEASES, TOPOLOGY, Setting, TopologySettings
+from ebla.sim.checkers.gained_ranges import GainedRangesLedger
 from ebla.sim.checkers.rows_barriers import BarrierLedger
 from ebla.sim.checkers.topology import TopologyLedger
 from ebla.sim.checkers.transfers import TransfersLedger
@@ -42,12 +45,17 @@ SHORT: Mapping[str, Any] = {
 @dataclass(slots=True, kw_only=True)
 class GrowingCluster(TransferCluster):
     topology: TopologyLedger
+    gains: GainedRangesLedger
     retired: dict[HostId, None] = field(default_factory=dict)
-    """Nodes whose join has ended: their operators have stopped them."""
+    """Nodes that have left: their operators have stopped them."""
+    dead: dict[HostId, float] = field(default_factory=dict)
+    """Nodes that are to be removed or replaced, and the time after which they are started again if no request for that
+    is open."""
 
-    def grow(self) -> SimNode:
+    def grow(self, replaced: SimNode | None = None) -> SimNode:
         """One more node, with a pipeline; not yet started."""
         node = self.add_node()
+        node.replaced = replaced
         self.add_pipeline(node)
         return node
 
@@ -100,6 +108,11 @@ class GrowingCluster(TransferCluster):
         return "" if found is None else found.text
 
     # ---- what is watched
+
+    def watch_shard(self, shard: SimShard, context: ShardServiceContext, node: NodeContext) -> tuple[ShardService, ...]:
+        assert shard.process is not None
+        self.gains.watch(shard.process, context.replica.context.store)
+        return TransferCluster.watch_shard(self, shard, context, node)
 
     def watch_settings(
         self,
@@ -178,6 +191,7 @@ def build_cluster(world: World, nodes: int) -> GrowingCluster:
         ledger=ledger,
         engine=engine,
         topology=TopologyLedger(world),
+        gains=GainedRangesLedger(fail=world.fail),
     )
     cluster.accompany = cluster.watch_topology
     for _ in range(nodes):

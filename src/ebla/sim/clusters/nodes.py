@@ -107,6 +107,8 @@ class SimNode:
     bulk_process: BulkProcess | None = None
     has_children: bool = True
     """False: only control runs."""
+    replaced: "SimNode | None" = None
+    """The node whose place it takes when it joins, in the same rack."""
     hidden_features: tuple[Feature, ...] = ()
     """Takes effect at its next start, as an upgrade does."""
 
@@ -226,7 +228,8 @@ class SimCluster:
             address=node.control.host,
             cluster_name=CLUSTER_NAME,
             peers=tuple(each.control.host for each in self.nodes),
-            rack=f"rack{node.number % 3}",
+            rack=f"rack{(node.replaced or node).number % 3}",
+            replace="" if node.replaced is None else str(node.replaced.host),
             shards=len(node.shards),
             num_tokens=4,
             hidden_features=node.hidden_features,

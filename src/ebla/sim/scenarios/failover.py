@@ -20,7 +20,7 @@ from ebla.sim.scenario import Scenario
 from ebla.sim.scenarios.rows import CALM_S, check_replicas, is_settled, start_row_clients, wait_until
 from ebla.sim.workloads.rows_client import RowsLoad
 from ebla.sim.workloads.rows_table import COLUMNS
-from ebla.sim.workloads.topology_driver import KEYSPACES, TopologyDriver
+from ebla.sim.workloads.topology_driver import TopologyDriver
 from ebla.sim.world import Unit, World
 from ebla.wire.failover_messages import FailoverStatusRequest
 from ebla.wire.operation_messages import OperateRequest
@@ -44,7 +44,7 @@ class TableMaker(TopologyDriver):
     """Creates the tables and changes nothing afterwards: a move would wait for nodes that are down."""
 
     async def _create_tables(self) -> None:
-        for keyspace in KEYSPACES:
+        for keyspace in self.keyspaces:
             await self._change_schema(CreateKeyspaceRequest(keyspace, if_not_exists=True))
             await self._change_schema(
                 CreateTableRequest(keyspace=keyspace.name, name="t", columns=COLUMNS, if_not_exists=True)

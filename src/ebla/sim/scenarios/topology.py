@@ -1,5 +1,6 @@
-"""Nodes join a cluster with data, are aborted, excluded and lost, while rows are written, read and deleted and the
-schema changes, under every fault, with an engine that duplicates its tasks and delays them past their session."""
+"""Nodes join a cluster with data, leave it, die and are removed, are rebuilt, aborted, excluded and lost, while rows
+are written, read and deleted and the schema changes, under every fault, with an engine that duplicates its tasks and
+delays them past their session."""
 
 import asyncio
 import dataclasses
@@ -22,9 +23,12 @@ from ebla.sim.scenarios.rows import CALM_S, check_replicas, record_deaths, start
 from ebla.sim.transfers.spark_engine import NO_ENGINE_FAULTS
 from ebla.sim.workloads.deleted_rows import DeletedRows, DeletingClient
 from ebla.sim.workloads.rows_client import RowsLoad
+from ebla.sim.workloads.topology_driver import KEYSPACES
 from ebla.sim.workloads.topology_operator import GrowthOperator, SchemaChanger
 from ebla.sim.world import Unit, World
+from ebla.topology.snapshot import Keyspace
 from ebla.topology.states import NodeState
+from ebla.wire.topology_messages import TopologyRequest
 
 NODES = 3
 JOINS_MAX = 5
@@ -52,9 +56,16 @@ class Growth:
             record_deaths(self.load, shard)
         self.struck.extend(node.units())
 
-    def drop_retired(self) -> None:
-        gone = [unit for node in self.cluster.nodes if node.host in self.cluster.retired for unit in node.units()]
-        self.struck[:] = [unit for unit in self.struck if unit not in gone]
+    def follow(self) -> None:
+        """Processes of nodes that have left, or are to be removed, are not started again by faults."""
+        cluster = self.cluster
+        for node in cluster.nodes:
+            is_gone = node.host in cluster.retired or node.host in cluster.dead
+            for unit in node.units():
+                if is_gone and unit in self.struck:
+                    self.struck.remove(unit)
+                elif not is_gone and unit not in self.struck:
+                    self.struck.append(unit)
 
 
 async def run(world: World) -> None:
@@ -84,13 +95,15 @@ async def run(world: World) -> None:
         f"{operator.counts}, states {states}, causes {samples.causes}; {cluster.ledger.adoptions} layers adopted, "
         f"{cluster.ledger.merged_rows} rows merged, {cluster.engine.zombies} zombies; "
         f"{len(growth.deleted.deleted)} rows deleted, {growth.deleted.reads} of them read; "
-        f"{load.ledger.acknowledged} writes acknowledged, {load.ledger.reads} reads",
+        f"{load.ledger.acknowledged} writes acknowledged, {load.ledger.reads} reads, {cluster.gains.gains} gains",
     )
 
 
 async def start(world: World) -> Growth:
-    """Nodes with tables, and clients that write, read and delete rows."""
-    cluster = build_cluster(world, NODES)
+    """Nodes with tables, and clients that write, read and delete rows. Half of the clusters have no table on tablets:
+    there every node can leave."""
+    keyspaces = KEYSPACES if world.rng.random() < 0.5 else [one for one in KEYSPACES if not one.on_tablets]
+    cluster = build_cluster(world, NODES if len(keyspaces) > 1 else NODES + 1)
     load = RowsLoad(cluster=cluster)
     growth = Growth(world=world, cluster=cluster, load=load, deleted=DeletedRows())
     for unit in cluster.executor_units():
@@ -101,17 +114,20 @@ async def start(world: World) -> Growth:
     for unit in cluster.units():
         unit.start()
     await cluster.wait_all_normal()
-    growth.struck.append(_start_schema_changer(growth, cluster.nodes[0]))
-    await wait_until(lambda: len(load.tables) == len(growth.deleted.tables) == 2, world, "the tables are not there")
+    growth.struck.append(_start_schema_changer(growth, cluster.nodes[0], keyspaces))
+    counts = load.tables, growth.deleted.tables
+    await wait_until(lambda: all(len(one) == len(keyspaces) for one in counts), world, "the tables are not there")
     start_row_clients(load, CLIENTS, WORKERS)
     _start_deleting(growth)
     return growth
 
 
-def _start_schema_changer(growth: Growth, home: SimNode) -> Unit:
+def _start_schema_changer(growth: Growth, home: SimNode, keyspaces: Sequence[Keyspace]) -> Unit:
     async def main(environment: Environment) -> None:
         async with asyncio.TaskGroup() as tasks:
-            await SchemaChanger(environment, growth.load, home, tasks, growth.deleted).run()
+            changer = SchemaChanger(environment, growth.load, home, tasks, growth.deleted)
+            changer.keyspaces = keyspaces
+            await changer.run()
 
     return growth.cluster.start_beside(home, "driver", main)
 
@@ -127,13 +143,13 @@ async def _sample(growth: Growth, samples: CoordinatorSamples) -> None:
     cluster = growth.cluster
     while True:
         await asyncio.sleep(SAMPLE_S)
-        growth.drop_retired()
+        growth.follow()
         leader = cluster.leader()
         if leader is None or not leader[0].control.running:
             samples.sample(None, None, ())
         else:
             node, process = leader
-            samples.sample(node.host, process, process._down())  # noqa: SLF001  # as its coordinator sees them
+            samples.sample(node.host, process, process._down(silent_only=True))  # noqa: SLF001  # as its coordinator sees them
         samples.check_cancellations()
         running = [one for one in cluster.present() if one.live_control is not None and _runs_raft(one)]
         samples.check_servers(cluster.newest_store(), [one.host for one in running])
@@ -148,10 +164,10 @@ def _runs_raft(node: SimNode) -> bool:
 
 
 async def _judge(growth: Growth) -> None:
-    """Every join has ended, every node is recovered, and no row is lost."""
+    """Every request has ended, every node is recovered, and no row is lost."""
     world, cluster, load = growth.world, growth.cluster, growth.load
     settled = await world.wait_for(lambda: _restarted(growth) and unsettled(cluster) is None, SETTLE_S)
-    world.check(settled, f"not every join comes to its end: {unsettled(cluster)}")
+    world.check(settled, f"not every request comes to its end: {unsettled(cluster)}")
     await load.stop(world, CALM_S)
     await wait_until(lambda: _same_everywhere(cluster), world, "the topology does not settle")
     judge = DeletingClient(world.scenario_environment("last reader"), load, "last reader", growth.deleted)
@@ -178,10 +194,10 @@ async def _is_gone(judge: DeletingClient, cell: Cell) -> bool:
 
 
 def _restarted(growth: Growth) -> bool:
-    """A supervisor starts what has ended, except nodes that have left."""
+    """A supervisor starts what has ended, except nodes that have left or are to be removed."""
     cluster, is_up = growth.cluster, True
     for node in cluster.present():
-        if cluster.state_of(node) is not NodeState.LEFT:
+        if cluster.state_of(node) is not NodeState.LEFT and node.host not in cluster.dead:
             for unit in (unit for unit in node.units() if unit.down):
                 unit.start()
                 is_up = False
@@ -193,7 +209,8 @@ def unsettled(cluster: GrowingCluster) -> str | None:
     newest = cluster.newest()
     if newest is None:
         return "no node runs"
-    opened = [one for one in newest.node_requests.values() if one.is_open]
+    requests: tuple[TopologyRequest, ...] = (*newest.node_requests.values(), *newest.global_requests.values())
+    opened = [one for one in requests if one.is_open]
     if opened:
         return f"request {opened[0]} waits for: {cluster.cause_of(opened[0].id)}"
     if newest.transition is not None or newest.state.exclusions:
@@ -247,7 +264,7 @@ FAULTS = (
 write can arrive any more."""
 SCENARIO = Scenario(
     name="topology",
-    summary="nodes join a cluster with data while everything fails, and are rolled back or join completely",
+    summary="nodes join and leave a cluster with data while everything fails; operations end or are rolled back",
     seconds=60.0,
     run=run,
 )

@@ -57,7 +57,7 @@ async def read_hashes(source: SourceStream, disk: Disk, task: ComparisonTask) ->
 
 
 async def _chunks(source: SourceStream, disk: Disk, token_range: TokenRange) -> list[pa.RecordBatch]:
-    folders = [(f"{source.folder}/{layer.folder}", layer.range) for part in source.parts for layer in part.layers]
+    folders = [(f"{source.folder}/{layer.folder}", layer.visible) for part in source.parts for layer in part.layers]
     layers = await open_scan(MemoryEngine(disk), disk, folders)
     try:
         return list(scan_stored(source.schema, layers, key_spans(token_range)))

@@ -100,6 +100,8 @@ class _Following:
 
 
 class TopologyDriver:
+    keyspaces: Sequence[Keyspace] = KEYSPACES
+
     def __init__(self, environment: Environment, load: RowsLoad, home: SimNode, tasks: asyncio.TaskGroup) -> None:
         self._environment = environment
         self._rng = environment.rng
@@ -143,9 +145,9 @@ class TopologyDriver:
             await asyncio.sleep(self._rng.random() * THINK_S)
 
     async def _create_tables(self) -> None:
-        for keyspace in KEYSPACES:
+        for keyspace in self.keyspaces:
             await self._change_schema(CreateKeyspaceRequest(keyspace, if_not_exists=True))
-        for keyspace in KEYSPACES:
+        for keyspace in self.keyspaces:
             for name in ("t", "p"):
                 await self._change_schema(
                     CreateTableRequest(keyspace=keyspace.name, name=name, columns=COLUMNS, if_not_exists=True)
@@ -382,7 +384,7 @@ class TopologyDriver:
                 self._late = (self._late + sent)[-LATE_CHUNKS_MAX:]
 
     async def _add_column(self, snapshot: Snapshot) -> None:
-        keyspace = self._rng.choice((ON_TABLETS, ON_VNODES))
+        keyspace = self._rng.choice([one.name for one in self.keyspaces])
         count = len(self._load.tables[keyspace].columns)
         if count < len(COLUMNS) + COLUMNS_MAX:
             name = f"x{snapshot.version}"
@@ -391,7 +393,7 @@ class TopologyDriver:
             self._learn(await self._observe())
 
     async def _come_and_go(self, snapshot: Snapshot) -> None:
-        keyspace = self._rng.choice((ON_TABLETS, ON_VNODES))
+        keyspace = self._rng.choice([one.name for one in self.keyspaces])
         there = [table for table in snapshot.tables.values() if (table.keyspace, table.name) == (keyspace, "p")]
         if there:
             await self._change_schema(DropTableRequest(keyspace, "p", if_exists=True))

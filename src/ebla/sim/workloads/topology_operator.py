@@ -1,5 +1,5 @@
-"""What operators do to a cluster that grows: they start new nodes, abort joins, exclude and recover nodes, and change
-the schema meanwhile. A node whose join has ended is replaced by another one."""
+"""What operators do to a cluster that grows and shrinks: they start new nodes, take nodes out, rebuild them, abort
+requests, exclude and recover nodes, and change the schema. A node that has left is replaced by another one."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -12,14 +12,14 @@ from ebla.model.identity import HostId, RequestId
 from ebla.model.schema import TableOptions, TombstoneGc, decode_schema
 from ebla.ports.environment import Environment
 from ebla.sim.clusters.growing_nodes import GrowingCluster
-from ebla.sim.clusters.nodes import SimNode
+from ebla.sim.clusters.nodes import LIMITS, SimNode
 from ebla.sim.workloads.deleted_rows import DeletedRows
 from ebla.sim.workloads.rows_client import RowsLoad
 from ebla.sim.workloads.rows_table import COLUMNS
-from ebla.sim.workloads.topology_driver import KEYSPACES, TopologyDriver
+from ebla.sim.workloads.topology_driver import TopologyDriver
 from ebla.topology.frozen_map import FrozenMap
-from ebla.topology.snapshot import Snapshot
-from ebla.topology.states import NodeState
+from ebla.topology.snapshot import GlobalRequest, NodeRequest, Snapshot
+from ebla.topology.states import GlobalRequestKind, NodeRequestKind, NodeState
 from ebla.wire.fault_messages import FaultKind
 from ebla.wire.operation_messages import OperateRequest
 from ebla.wire.schema_messages import (
@@ -28,14 +28,22 @@ from ebla.wire.schema_messages import (
     DropTableRequest,
     TruncateTableRequest,
 )
-from ebla.wire.topology_messages import AbortTopologyRequest
-from ebla.wire.verbs import ABORT_REQUEST, OPERATE
+from ebla.wire.topology_messages import AbortTopologyRequest, SubmitTopologyRequest, TopologyRequest
+from ebla.wire.verbs import ABORT_REQUEST, OPERATE, SUBMIT_REQUEST
 
 THINK_S = 4.0
 JOINS_AT_ONCE = 2
+GIVE_UP_S = 20.0
+"""A dead node is started again if no request about it is open by then."""
+NODES_MIN = 3
+"""Besides the first: a node leaves only if all three replicas of a row still have a node."""
 OPERATE_MS = 20_000
 ABORT_MS = 8_000
-POINTS = tuple(point for point in FaultPoint if point.startswith(("topology.", "join.", "stream.", "atomic.")))
+POINTS = tuple(
+    point
+    for point in FaultPoint
+    if point.startswith(("topology.", "join.", "stream.", "atomic.", "leave.", "rebuild.", "gain."))
+)
 DELETED = "d"
 """The name of the tables whose tombstones are purged at once."""
 
@@ -58,7 +66,7 @@ class SchemaChanger(TopologyDriver):
 
     async def _create_tables(self) -> None:
         purged = TableOptions(tombstone_gc=TombstoneGc.IMMEDIATE)
-        for keyspace in KEYSPACES:
+        for keyspace in self.keyspaces:
             await self._change_schema(CreateKeyspaceRequest(keyspace, if_not_exists=True))
             for name, options in (("t", TableOptions()), (DELETED, purged)):
                 await self._change_schema(
@@ -97,13 +105,18 @@ class SchemaChanger(TopologyDriver):
 
 
 @dataclass(slots=True, kw_only=True)
-class JoinCounts:
+class OperatorCounts:
     """What was tried."""
 
     requested: int = 0
     aborts: int = 0
     refused_aborts: int = 0
     exclusions: int = 0
+    leaves: int = 0
+    removes: int = 0
+    replaces: int = 0
+    rebuilds: int = 0
+    repairs: int = 0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -115,22 +128,27 @@ class GrowthOperator:
     joins_max: int
     on_start: Callable[[SimNode], None]
     """Called before a new node starts."""
-    counts: JoinCounts = field(default_factory=JoinCounts)
+    counts: OperatorCounts = field(default_factory=OperatorCounts)
     is_calm: bool = False
     """After the faults: recovers only."""
 
     async def run(self) -> None:
         rng = self.environment.rng
         actions: tuple[tuple[int, Callable[[], Awaitable[None]]], ...] = (
-            (35, self._join),
-            (45, self._abort),
-            (58, self._exclude),
-            (72, self._include),
-            (88, self._crash_at),
+            (24, self._join),
+            (32, self._abort),
+            (40, self._leave),
+            (44, self._remove),
+            (47, self._replace),
+            (50, self._rebuild),
+            (53, self._repair_cdc),
+            (63, self._exclude),
+            (74, self._include),
+            (89, self._crash_at),
             (100, self._pause_at),
         )
         while True:
-            await asyncio.sleep(rng.random() * (1.0 if self.is_calm else 2 * THINK_S))
+            await asyncio.sleep(rng.random() * (1.0 if self.is_calm else THINK_S))
             self.replace_ended()
             drawn = rng.randrange(0, 100)
             act = self._include if self.is_calm else next(one for below, one in actions if drawn < below)
@@ -140,10 +158,18 @@ class GrowthOperator:
                 continue
 
     def replace_ended(self) -> None:
-        """Stops the nodes whose joins have ended without them."""
+        """Stops the nodes that have left without knowing it. A node that could not be removed is started again."""
+        newest = self.cluster.newest()
         for node in self.cluster.present():
             if self.cluster.state_of(node) is NodeState.LEFT and (node.control.down or self.is_calm):
                 self.cluster.retire(node)
+            until = self.cluster.dead.get(node.host)
+            if until is None or newest is None or self.cluster.world.now() < until:
+                continue
+            if not any(one.is_open and node.host in one.presumed_dead for one in newest.node_requests.values()):
+                del self.cluster.dead[node.host]
+                for unit in (unit for unit in node.units() if unit.down):
+                    unit.start()
 
     def joining(self) -> list[SimNode]:
         return [node for node in self.cluster.present() if self.cluster.state_of(node) is not NodeState.NORMAL]
@@ -153,14 +179,19 @@ class GrowthOperator:
         if newest is None or len(self.joining()) >= JOINS_AT_ONCE or self.counts.requested >= self.joins_max:
             return
         self.counts.requested += 1
-        node = self.cluster.grow()
+        self._start(self.cluster.grow())
+
+    def _start(self, node: SimNode) -> None:
         self.on_start(node)
         for unit in node.units():
             unit.start()
 
     async def _abort(self) -> None:
         newest = self.cluster.newest()
-        opened = [] if newest is None else [one.id for one in newest.node_requests.values() if one.is_open]
+        requests: list[TopologyRequest] = []
+        if newest is not None:
+            requests += (*newest.node_requests.values(), *newest.global_requests.values())
+        opened = [one.id for one in requests if one.is_open]
         if opened:
             await self.abort(self.environment.rng.choice(opened))
 
@@ -172,6 +203,69 @@ class GrowthOperator:
         except EblaError:
             self.counts.refused_aborts += 1
             raise
+        finally:
+            connection.leave()
+
+    async def _leave(self) -> None:
+        node = self._draw_dispensable()
+        if node is not None:
+            self.counts.leaves += 1
+            await self._submit(NodeRequestKind.LEAVE, node)
+
+    async def _rebuild(self) -> None:
+        self.counts.rebuilds += 1
+        await self._submit(NodeRequestKind.REBUILD, self.environment.rng.choice(self._normal()))
+
+    async def _remove(self) -> None:
+        """The node is dead: its processes are not started again, unless the removal fails."""
+        node = await self._lose_one()
+        if node is not None:
+            self.counts.removes += 1
+            await self._submit(NodeRequestKind.REMOVE, node)
+
+    async def _replace(self) -> None:
+        node = await self._lose_one()
+        if node is not None:
+            self.counts.replaces += 1
+            self._start(self.cluster.grow(node))
+
+    async def _lose_one(self) -> SimNode | None:
+        """It dies for good. None: no node may be lost now."""
+        node = self._draw_dispensable()
+        newest = self.cluster.newest()
+        if node is None or newest is None or newest.excluded_hosts or self.cluster.dead:
+            return None  # an excluded node would become incomplete, and those that hold tablets cannot be removed
+        self.cluster.dead[node.host] = self.cluster.world.now() + GIVE_UP_S
+        for unit in node.units():
+            unit.kill()
+        silent_s = 2 * LIMITS.peer_silence_ms / 1000
+        await asyncio.sleep(silent_s)
+        return node
+
+    async def _repair_cdc(self) -> None:
+        self.counts.repairs += 1
+        kind = GlobalRequestKind.CHECK_AND_REPAIR_CDC_STREAMS
+        own = self._normal()[0].host
+        await self._send(GlobalRequest(id=RequestId(self.environment.rng.uuid()), kind=kind, initiator=own, start_ms=0))
+
+    def _draw_dispensable(self) -> SimNode | None:
+        """One that holds no tablet, because tablets cannot be moved yet, and not the first one: clients run beside
+        it."""
+        newest = self.cluster.newest()
+        normal = [node for node in self._normal() if node is not self.cluster.nodes[0]]
+        found = [node for node in normal if newest is not None and not newest.has_tablets(node.host)]
+        if len(normal) < NODES_MIN:
+            return None
+        return self.environment.rng.choice(found) if found else None
+
+    async def _submit(self, kind: NodeRequestKind, node: SimNode) -> None:
+        request = RequestId(self.environment.rng.uuid())
+        await self._send(NodeRequest(id=request, kind=kind, host=node.host, initiator=node.host, start_ms=0))
+
+    async def _send(self, request: TopologyRequest) -> None:
+        connection = self.cluster.connection(self.environment, "operator", *self._normal())
+        try:
+            await connection.call(SUBMIT_REQUEST, SubmitTopologyRequest(request=request), ABORT_MS)
         finally:
             connection.leave()
 
@@ -198,6 +292,8 @@ class GrowthOperator:
                     process.fault_points.release(point)
 
     async def _exclude(self) -> None:
+        if self.cluster.dead:
+            return
         host = self.environment.rng.choice(self._normal()).host
         self.counts.exclusions += 1
         await self._operate(OperationKind.EXCLUDE, host, is_forced=self.environment.rng.random() < 0.4)

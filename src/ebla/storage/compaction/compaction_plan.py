@@ -25,8 +25,8 @@ class CompactionInput(msgspec.Struct, frozen=True, array_like=True):
     id: LayerId
     folder: str
     """Of a checkpoint, which nothing else changes or removes."""
-    range: TokenRange
-    """Rows outside of it do not belong to the stack."""
+    ranges: tuple[TokenRange, ...]
+    """Rows outside of them do not belong to the stack."""
 
 
 class CompactionJob(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -41,6 +41,8 @@ class CompactionJob(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     schema: TableSchema
     scratch_folder: str = ""
     """Holds the checkpoints; removed when the compaction ends."""
+    kept: tuple[TokenRange, ...] | None = None
+    """Rows outside of these ranges are dropped. They ascend. None: rows of the whole range are kept."""
 
 
 class CompactionResult(msgspec.Struct, frozen=True, array_like=True):

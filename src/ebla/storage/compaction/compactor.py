@@ -88,7 +88,7 @@ async def run_compaction(engine: LayerEngine, disk: Disk, job: CompactionJob) ->
     try:
         for one in job.inputs:
             layer = await engine.open(one.folder, writable=False)
-            inputs.append(ScanLayer(layer, one.range))
+            inputs.append(ScanLayer(layer, one.ranges))
         return await _compact(engine, disk, job, inputs)
     finally:
         await close_scan(inputs)
@@ -101,10 +101,11 @@ async def _compact(
     heads = PartitionHeadPass(shape=ChunkShape(job.schema), rule=GcTransform(job.schema, collector))
     writer = BaseLayerWriter(engine, disk, job.output_folder, job.schema)
     try:
-        for chunk in scan_stored(job.schema, inputs, key_spans(job.range)):
-            kept = heads.apply(chunk)
-            if len(kept):
-                writer.add(kept)
+        kept = (job.range,) if job.kept is None else job.kept
+        for chunk in scan_stored(job.schema, inputs, [span for part in kept for span in key_spans(part)]):
+            rows = heads.apply(chunk)
+            if len(rows):
+                writer.add(rows)
             # Yield to the loop, so that the process can answer and be cancelled.
             await asyncio.sleep(0)
         await writer.finish()

@@ -14,7 +14,7 @@ import pyarrow as pa
 from ebla.model.rows import Cell
 from ebla.model.schema import TableSchema
 from ebla.model.selection import ColumnSelector, KeyCondition, SelectorKind
-from ebla.model.token import WHOLE_RING, TokenRange, intersect_ranges
+from ebla.model.token import WHOLE_RING, TokenRange, intersect_ranges, merge_ranges
 from ebla.model.transfers import ScanStack
 from ebla.ports.disk import Disk
 from ebla.storage.codec.key_codec import KeyKind, KeySpan, clip_span, key_spans, partition_of_head
@@ -62,10 +62,10 @@ ALL_KEYS: tuple[KeySpan, ...] = key_spans(WHOLE_RING)
 
 @dataclass(frozen=True, slots=True)
 class ScanLayer:
-    """A layer of a stack, clipped to its range there."""
+    """A layer of a stack, clipped to the ranges whose rows belong to the stack, which ascend."""
 
     layer: Layer
-    range: TokenRange = WHOLE_RING
+    ranges: tuple[TokenRange, ...] = (WHOLE_RING,)
     sidecar: Sidecar | None = None
 
 
@@ -82,14 +82,16 @@ class ScanQuery:
     """Only these partitions, by prefix, and only within the spans; empty: all."""
 
 
-async def open_scan(engine: LayerEngine, disk: Disk, parts: Sequence[tuple[str, TokenRange]]) -> list[ScanLayer]:
+async def open_scan(
+    engine: LayerEngine, disk: Disk, parts: Sequence[tuple[str, tuple[TokenRange, ...]]]
+) -> list[ScanLayer]:
     """Opens the layers of a checkpoint with their sidecars; `close_scan` closes them."""
     opened: list[ScanLayer] = []
     try:
-        for folder, token_range in parts:
+        for folder, ranges in parts:
             layer = await engine.open(folder, writable=False)
-            opened.append(ScanLayer(layer, token_range))
-            opened[-1] = ScanLayer(layer, token_range, await open_sidecar(disk, folder))
+            opened.append(ScanLayer(layer, ranges))
+            opened[-1] = ScanLayer(layer, ranges, await open_sidecar(disk, folder))
     except BaseException:
         await close_scan(opened)
         raise
@@ -213,7 +215,7 @@ def _reads_columns(query: ScanQuery) -> bool:
 
 
 def _clipped(one: ScanLayer, spans: Sequence[KeySpan]) -> list[KeySpan]:
-    within = key_spans(one.range)
+    within = [span for part in one.ranges for span in key_spans(part)]
     return [part for span in spans for part in clip_span(span, within)]
 
 
@@ -434,12 +436,18 @@ class CheckpointScan:
         for segment in scan_segments(self.stacks, token_range):
             stacks = [self.stacks[number] for number in segment.stacks]
             layers = [
-                replace(self.layers[folder], range=within)
+                replace(self.layers[folder], ranges=merge_ranges(within))
                 for stack in stacks
-                for folder, layer_range in stack.layers
-                for within in intersect_ranges(layer_range, stack.range)
+                for folder, within in _ranges_by_layer(stack).items()
             ]
             yield replace(query, spans=(segment.span,)), layers
+
+
+def _ranges_by_layer(stack: ScanStack) -> dict[str, list[TokenRange]]:
+    found: dict[str, list[TokenRange]] = {}
+    for folder, layer_range in stack.layers:
+        found.setdefault(folder, []).extend(intersect_ranges(layer_range, stack.range))
+    return found
 
 
 @asynccontextmanager
@@ -447,10 +455,10 @@ async def open_checkpoint(
     engine: LayerEngine, disk: Disk, schema: TableSchema, stacks: tuple[ScanStack, ...]
 ) -> AsyncIterator[CheckpointScan]:
     """Every layer is opened once, even if stacks share it. Folders are absolute."""
-    folders = {folder: layer_range for stack in stacks for folder, layer_range in stack.layers}
+    folders = dict.fromkeys(folder for stack in stacks for folder, _ in stack.layers)
     layers: list[ScanLayer] = []
     try:
-        layers = await open_scan(engine, disk, list(folders.items()))
+        layers = await open_scan(engine, disk, [(folder, ()) for folder in folders])
         yield CheckpointScan(schema, stacks, dict(zip(folders, layers)))
     finally:
         await close_scan(layers)

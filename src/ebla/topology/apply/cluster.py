@@ -26,7 +26,6 @@ from ebla.topology.commands import (
 )
 from ebla.topology.features import features_to_enable, missing_to_start
 from ebla.topology.keys import Row
-from ebla.topology.request_queue import presumed_dead
 from ebla.topology.snapshot import CdcGeneration, GenerationId
 from ebla.topology.states import GlobalRequestKind, NodeState, RequestOutcome, TransitionState, UpgradeState
 
@@ -48,11 +47,12 @@ def _set_balancing(draft: TopologyDraft, command: SetBalancing) -> None:
 def _set_ignored(draft: TopologyDraft, command: SetIgnoredNodes) -> None:
     for host in command.hosts:
         _require_in_cluster(draft, host, "ignored")
-    kept = {*command.hosts, *draft.base.excluded_hosts}
+    incomplete = [node.host for node in draft.base.members() if node.is_incomplete]
+    kept = {*command.hosts, *incomplete, *(one.host for one in draft.base.state.exclusions)}
     for host in draft.base.state.ignored_nodes:
         if host not in kept:
             _require_not_ignored_by_others(draft, host)
-    draft.set_state(ignored_nodes=tuple(sorted(kept)))
+    draft.step(ignored_nodes=tuple(sorted(kept)))
 
 
 def _require_in_cluster(draft: TopologyDraft, host: HostId, what: str) -> None:
@@ -65,8 +65,8 @@ def _require_not_ignored_by_others(draft: TopologyDraft, host: HostId) -> None:
     """Barriers are about to wait for this host again."""
     draft.require(draft.base.node(host).state is not NodeState.REMOVING, f"{host} is being removed")
     requests = [request for request in draft.base.node_requests.values() if request.is_open]
-    needed = any(host in (*request.ignored_nodes, *presumed_dead(request)) for request in requests)
-    draft.require(not needed, f"{host} is ignored by a request that is not done")
+    needed = any(host in request.excludes for request in requests)
+    draft.require(not needed, f"{host} is excluded by a request that is not done")
     # Stages did not wait for it. If barriers waited for it again in the middle of a transition, it would keep what
     # `cleanup` should have removed: during the transition it counts as a replica, and nothing cleans up later.
     moving = draft.base.in_tablet_transition(host)
@@ -91,7 +91,15 @@ def _exclude(draft: TopologyDraft, command: ExcludeHosts) -> None:
 
 def _include(draft: TopologyDraft, command: IncludeHost) -> None:
     state = draft.base.state
-    draft.require(draft.base.exclusion_of(command.host) is not None, f"{command.host} is not excluded")
+    draft.require(command.host in draft.base.excluded_hosts, f"{command.host} is not excluded")
+    # INV-NODE-23: quorums rely on rows that it never got.
+    draft.require(
+        not draft.base.node(command.host).is_incomplete,
+        f"{command.host} became a replica while it was excluded and lacks rows: remove it (ebla removenode) or replace "
+        "it (ebla add-node --replace)",
+    )
+    running = draft.base.running_operation if draft.base.node_in_transition() is not None else ""
+    draft.require(not running, f"{running} is not done yet: wait for it or abort it")
     _require_not_ignored_by_others(draft, command.host)
     draft.step(
         ignored_nodes=tuple(host for host in state.ignored_nodes if host != command.host),
@@ -147,7 +155,8 @@ def _start_cdc_commit(draft: TopologyDraft, command: StartCdcCommit) -> None:
     draft.require(draft.base.transition is None, f"the topology is in {draft.base.transition}")
     draft.require(draft.base.node_in_transition() is None, "a node is in transition")
     require_complete(draft, command.generation)
-    draft.put_all({keys.request_key(request.id): msgspec.structs.replace(request, outcome=RequestOutcome.RUNNING)})
+    running = msgspec.structs.replace(request, outcome=RequestOutcome.RUNNING, generation=command.generation)
+    draft.put_all({keys.request_key(request.id): running})
     draft.step(transition=TransitionState.COMMIT_CDC_GENERATION, new_cdc_generation=command.generation)
 
 

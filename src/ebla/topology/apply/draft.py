@@ -24,7 +24,7 @@ from ebla.model.transaction import Change, Condition, DeleteKey, KeyMissing, Key
 from ebla.topology import keys
 from ebla.topology.commands import Command
 from ebla.topology.keys import Row, Rows
-from ebla.topology.snapshot import GlobalRequest, Node, NodeRequest, Session, Snapshot
+from ebla.topology.snapshot import Exclusion, GlobalRequest, Node, NodeRequest, Session, Snapshot
 from ebla.topology.snapshot_builder import with_revisions, with_rows
 from ebla.topology.states import NodeState, RequestOutcome
 from ebla.topology.tablet_map import TabletMap
@@ -140,10 +140,14 @@ class TopologyDraft:
         """Writes the outcome and drops the oldest finished requests."""
         outcome = RequestOutcome.FAILED if error else RequestOutcome.DONE
         ended = msgspec.structs.replace(request, outcome=outcome, error=error, end_ms=now_ms)
+        if isinstance(ended, NodeRequest):
+            ended = msgspec.structs.replace(ended, end_version=self.now.version)
         rows: dict[str, Row | None] = {keys.request_key(request.id): ended}
         for old in self._finished_too_many():
             rows[keys.request_key(old)] = None
         self.put_all(rows)
+        if isinstance(request, NodeRequest):
+            self._settle_exclusions(request, has_failed=bool(error), now_ms=now_ms)
 
     def _finished_too_many(self) -> list[RequestId]:
         """All but the newest, leaving room for one more."""
@@ -154,20 +158,42 @@ class TopologyDraft:
         finished = sorted((each.end_ms or 0, each.id) for each in everything if not each.is_open)
         return [request for _, request in finished[: max(0, len(finished) - FINISHED_REQUESTS_MAX + 1)]]
 
+    def _settle_exclusions(self, request: NodeRequest, *, has_failed: bool, now_ms: int) -> None:
+        """After a failure the nodes that the request excluded are excluded no longer, unless another open request
+        excludes them too. After success those that it ignored stay excluded, until each is recovered."""
+        if not has_failed:
+            known = [one.host for one in self.now.state.exclusions]
+            kept = [host for host in request.ignored_nodes if host in self.now.state.ignored_nodes]
+            fresh = [Exclusion(host=host, since_ms=now_ms, by=request.initiator) for host in kept if host not in known]
+            if fresh:
+                exclusions = sorted((*self.now.state.exclusions, *fresh), key=lambda one: one.host)
+                self.set_state(exclusions=tuple(exclusions))
+            return
+        others = [one for one in self.now.node_requests.values() if one.is_open]
+        self.forget_ignored(*(host for host in request.excludes if not any(host in one.excludes for one in others)))
+
+    def ignore(self, *hosts: HostId) -> None:
+        """A new version, because every node must see it: an excluded node serves nothing."""
+        ignored = tuple(sorted({*self.now.state.ignored_nodes, *hosts}))
+        if ignored != self.now.state.ignored_nodes:
+            self.step(ignored_nodes=ignored)
+
     def forget_ignored(self, *gone: HostId) -> None:
         """Stops ignoring nodes that left (INV-NODE-8) or that barriers should wait for again.
 
         A node involved in a tablet transition stays ignored until an operator removes it from the list: stages did not
-        wait for it, and in the middle of a transition no one can tell what it should have dropped. An excluded node
-        stays ignored until it is recovered: the request that ignored it too has nothing to do with that.
+        wait for it, and in the middle of a transition no one can tell what it should have dropped. A node that failover
+        excluded stays ignored until it is recovered: the request that ignored it too has nothing to do with that. An
+        incomplete one stays ignored until it has left (INV-NODE-23).
         """
         left = [host for host in gone if self.now.node(host).state is NodeState.LEFT]
         exclusions = tuple(one for one in self.now.state.exclusions if one.host not in left)
         bound = [one.host for one in exclusions]
-        free = [host for host in gone if host in left or not (host in bound or self.now.in_tablet_transition(host))]
+        bound += [host for host in gone if self.now.node(host).is_incomplete or self.now.in_tablet_transition(host)]
+        free = [host for host in gone if host in left or host not in bound]
         kept = tuple(host for host in self.now.state.ignored_nodes if host not in free)
         if kept != self.now.state.ignored_nodes:
-            self.set_state(ignored_nodes=kept, exclusions=exclusions)
+            self.step(ignored_nodes=kept, exclusions=exclusions)
 
     def finish(self) -> ProposedChange:
         if keys.STATE in self._rows:

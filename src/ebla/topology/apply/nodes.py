@@ -18,7 +18,7 @@ from ebla.topology.commands import (
     StartNodeRequest,
 )
 from ebla.topology.node_states import REJECTED, REQUEST_STARTS, NodeAction, NodeRow, StatePair, node_row
-from ebla.topology.request_queue import presumed_dead
+from ebla.topology.routing.gained_ranges import hosts_without_rows
 from ebla.topology.snapshot import GenerationId, Node, NodeRequest, Session, Snapshot, TopologyState
 from ebla.topology.states import (
     EndCause,
@@ -56,18 +56,17 @@ def _start(draft: TopologyDraft, command: StartNodeRequest) -> None:
         assert request.replaced is not None
         replaced = draft.base.node(request.replaced)
         draft.require(replaced.state is NodeState.NORMAL, f"{replaced.host} is {replaced.state} and cannot be replaced")
-    draft.put_all({keys.request_key(request.id): msgspec.structs.replace(request, outcome=RequestOutcome.RUNNING)})
-    _ignore_again(draft, request)
+    draft.put_all({keys.request_key(request.id): _started(draft.base, request)})
     _enter(draft, node, start.target, command.session)
 
 
-def _ignore_again(draft: TopologyDraft, request: NodeRequest) -> None:
-    """Another request that ignored the same nodes may have failed meanwhile and removed them from the list."""
-    hosts = [host for host in (*presumed_dead(request), *request.ignored_nodes) if host in draft.base.nodes]
-    gone = [host for host in hosts if draft.base.node(host).state is not NodeState.LEFT]
-    ignored = tuple(sorted({*draft.base.state.ignored_nodes, *gone}))
-    if ignored != draft.base.state.ignored_nodes:
-        draft.set_state(ignored_nodes=ignored)
+def _started(snapshot: Snapshot, request: NodeRequest) -> NodeRequest:
+    """A remove goes on although excluded nodes gain ranges by it: of two dead nodes, each would forbid the removal of
+    the other. Nobody can stream to them, so they are not counted as pending replicas."""
+    excluded: tuple[HostId, ...] = ()
+    if request.kind is NodeRequestKind.REMOVE:
+        excluded = tuple(host for host in snapshot.state.ignored_nodes if host != request.host)
+    return msgspec.structs.replace(request, outcome=RequestOutcome.RUNNING, excluded_at_start=excluded)
 
 
 def _require_rest(draft: TopologyDraft) -> None:
@@ -193,19 +192,23 @@ def _advance(draft: TopologyDraft, command: AdvanceNode) -> None:
     draft.raise_fence(command.fence)
     if row.barrier:
         draft.require_barrier(draft.base.state.transition_since, f"{command.leaving}")
+    if row.on_failure is not None:
+        # An abort and the commit that goes on exclude each other: both rewrite the state row.
+        error = _error_of(draft.base, node)
+        draft.require(not error, f"it was given up and must be rolled back: {error}")
     if row.action in (NodeAction.DRAIN_TABLETS, NodeAction.MOVE_TABLETS):
         draft.require(not draft.base.any_tablet_transition, "tablets are still in transition")
     if row.action is NodeAction.DRAIN_TABLETS:
         # INV-NODE-7: after draining, a leaving node has no tablets.
-        draft.require(
-            not _error_of(draft.base, node), f"it was given up and must be rolled back: {_error_of(draft.base, node)}"
-        )
         stays = node.state is NodeState.REPLACING or not draft.base.has_tablets(node.host)
         draft.require(stays, f"{node.host} still has tablets")
     request = draft.base.request_of(node)
     if row.action is NodeAction.STREAM and request is not None:
         streamed = msgspec.structs.replace(
-            request, streamed_bytes=command.streamed_bytes, streamed_ranges=command.streamed_ranges
+            request,
+            streamed_bytes=command.streamed_bytes,
+            streamed_ranges=command.streamed_ranges,
+            skipped=command.skipped,
         )
         draft.put_all({keys.request_key(request.id): streamed})
     if row.next.transition is None:
@@ -281,13 +284,13 @@ def _finish(draft: TopologyDraft, node: Node, place: StatePair, now_ms: int) -> 
     draft.step(transition=None, session=None)
     _end_operation(draft, node, "", now_ms)
     if place.state is NodeState.LEFT:
+        if node.state is NodeState.REMOVING:
+            mark_incomplete(draft, hosts_without_rows(draft.base))
         _become_left(draft, node.host, now_ms)
         return
     if node.state is NodeState.REPLACING:
         assert node.replaced is not None
         _become_left(draft, node.replaced, now_ms)
-    if node.state is NodeState.REMOVING:
-        draft.forget_ignored(node.host)
     settled = msgspec.structs.replace(draft.now.node(node.host), state=NodeState.NORMAL, rebuild_source=None)
     draft.put_node(settled)
 
@@ -302,9 +305,12 @@ def _end_operation(draft: TopologyDraft, node: Node, error: str, now_ms: int) ->
         return
     draft.end_request(request, error or request.error, now_ms)
     draft.put_node(msgspec.structs.replace(draft.now.node(node.host), request=None))
-    gone_for = request.replaced if request.kind is NodeRequestKind.REPLACE else None
-    if gone_for is not None and (error or request.error):
-        draft.forget_ignored(gone_for)
+
+
+def mark_incomplete(draft: TopologyDraft, hosts: tuple[HostId, ...]) -> None:
+    """INV-NODE-23: they become replicas of ranges whose rows nobody streamed to them."""
+    for host in hosts:
+        draft.put_node(msgspec.structs.replace(draft.now.node(host), is_incomplete=True))
 
 
 def _become_left(draft: TopologyDraft, host: HostId, now_ms: int) -> None:

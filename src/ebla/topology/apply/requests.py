@@ -3,7 +3,7 @@ becomes `left`."""
 
 import msgspec
 
-from ebla.model.identity import HostId, RequestId
+from ebla.model.identity import RequestId
 from ebla.topology import keys
 from ebla.topology.apply.draft import CommandHandlers, TopologyDraft
 from ebla.topology.apply.nodes import end_before_start, note_error
@@ -17,7 +17,7 @@ from ebla.topology.commands import (
 )
 from ebla.topology.keys import Row
 from ebla.topology.node_states import node_row
-from ebla.topology.request_queue import JOINING_KINDS, objections_to_removal
+from ebla.topology.request_queue import JOINING_KINDS, standing_objections
 from ebla.topology.snapshot import GlobalRequest, Node, NodeRequest, Snapshot
 from ebla.topology.states import (
     EndCause,
@@ -55,7 +55,7 @@ def _submit_join(draft: TopologyDraft, command: SubmitJoin) -> None:
         node, state=NodeState.NONE, tokens=(), request=request.id, replaced=request.replaced
     )
     if request.kind is NodeRequestKind.REPLACE:
-        _prepare_replace(draft, fresh, request)
+        fresh = _prepare_replace(draft, fresh, request)
     else:
         draft.require(request.kind is NodeRequestKind.JOIN, f"a new node cannot ask to {request.kind}")
         draft.require(request.replaced is None, "a join replaces nobody")
@@ -63,44 +63,33 @@ def _submit_join(draft: TopologyDraft, command: SubmitJoin) -> None:
     _store(draft, request)
 
 
-def _prepare_replace(draft: TopologyDraft, node: Node, request: NodeRequest) -> None:
+def _prepare_replace(draft: TopologyDraft, node: Node, request: NodeRequest) -> Node:
+    """Returns the row of the new node, which inherits the tokens."""
     replaced = draft.member(draft.found(request.replaced, "a replace must say whom it replaces"))
-    draft.require(
-        replaced.state is NodeState.NORMAL, f"{replaced.host} is {replaced.state}; only a normal node is replaced"
-    )
-    same_place = (replaced.datacenter, replaced.rack) == (node.datacenter, node.rack)
-    draft.require(
-        same_place, f"{replaced.host} is in {replaced.datacenter}/{replaced.rack}, and so must be its successor"
-    )
-    rivals = [
-        each for each in draft.base.members() if each.replaced == replaced.host and each.state is not NodeState.NORMAL
-    ]
-    draft.require(not rivals, f"{replaced.host} is already being replaced")
+    _require_no_objection(draft, request, node)
     if replaced.request is not None:
         # A dead node cannot continue its own request.
         old = draft.base.node_requests[replaced.request]
         draft.end_request(old, f"cancelled: the node is being replaced by {node.host}", request.start_ms)
         draft.put_node(msgspec.structs.replace(replaced, request=None))
-    _ignore(draft, (*request.ignored_nodes, replaced.host))
+    draft.ignore(*request.excludes)
+    return msgspec.structs.replace(node, num_tokens=replaced.num_tokens)
 
 
 def _submit_node_request(draft: TopologyDraft, command: SubmitNodeRequest) -> None:
     request = command.request
     node = draft.member(request.host)
     draft.require(request.kind not in JOINING_KINDS, "a member cannot join again")
-    draft.require(node.state is NodeState.NORMAL, f"{node.host} is {node.state}; it must be normal to {request.kind}")
-    draft.require(node.request is None, f"{node.host} already has a request; wait for it or abort it")
     _require_room(draft, request)
-    for objection in objections_to_removal(draft.base, request):
-        draft.require(False, str(objection))
-    if request.kind is NodeRequestKind.REBUILD and request.rebuild_source is not None:
-        sources = [each for each in draft.base.nodes_in(NodeState.NORMAL) if each.host != node.host]
-        there = any(each.datacenter == request.rebuild_source for each in sources)
-        draft.require(there, f"no other node of datacenter {request.rebuild_source} to rebuild from")
-    if request.kind is NodeRequestKind.REMOVE:
-        _ignore(draft, (*request.ignored_nodes, node.host))
+    _require_no_objection(draft, request)
+    draft.ignore(*request.excludes)
     draft.put_node(msgspec.structs.replace(node, request=request.id, rebuild_source=request.rebuild_source))
     _store(draft, request)
+
+
+def _require_no_objection(draft: TopologyDraft, request: NodeRequest, joining: Node | None = None) -> None:
+    for objection in standing_objections(draft.base, request, joining):
+        draft.require(False, objection.text(draft.base))
 
 
 def _require_room(draft: TopologyDraft, request: NodeRequest | GlobalRequest) -> None:
@@ -118,16 +107,6 @@ def _store(draft: TopologyDraft, request: NodeRequest | GlobalRequest) -> None:
     fresh: Row = msgspec.structs.replace(request, outcome=RequestOutcome.PENDING, error="", end_ms=None)
     draft.put_all({keys.request_key(request.id): fresh})
     draft.set_state()
-
-
-def _ignore(draft: TopologyDraft, hosts: tuple[HostId, ...]) -> None:
-    for host in hosts:
-        node = draft.base.nodes.get(host)
-        draft.require(
-            node is not None and node.state is not NodeState.LEFT, f"{host} is no member and cannot be ignored"
-        )
-    ignored = tuple(sorted({*draft.now.state.ignored_nodes, *hosts}))
-    draft.set_state(ignored_nodes=ignored)
 
 
 def _submit_global_request(draft: TopologyDraft, command: SubmitGlobalRequest) -> None:
@@ -204,18 +183,14 @@ def _end_pending(draft: TopologyDraft, request: NodeRequest, error: str, now_ms:
     draft.end_request(request, error, now_ms)
     draft.put_node(msgspec.structs.replace(node, request=None))
     draft.set_state()
-    if request.kind is NodeRequestKind.REMOVE:
-        draft.forget_ignored(node.host)
 
 
 def _require_way_back(draft: TopologyDraft, request: NodeRequest, node: Node) -> None:
-    here = draft.base.transition
-    if request.kind not in JOINING_KINDS:
-        draining = here is TransitionState.TABLET_DRAINING
-        draft.require(draining, f"the {request.kind} has gone too far to be aborted")
-        return
-    since = draft.base.state.transition_since
-    switched = here is TransitionState.WRITE_BOTH_READ_NEW
+    here, state = draft.base.transition, draft.base.state
+    leaves = here is TransitionState.LEFT_TOKEN_RING and request.kind is NodeRequestKind.LEAVE
+    # The commit that enters `left_token_ring` raises the fence to the version that all nodes read the new ring by.
+    since = state.fence if leaves else state.transition_since
+    switched = leaves or here is TransitionState.WRITE_BOTH_READ_NEW
     draft.require(not switched, f"too late: reads use the new ring since version {since}")
     row = node_row(node.state, here)
     ends = row is None or row.on_failure is None
@@ -223,8 +198,12 @@ def _require_way_back(draft: TopologyDraft, request: NodeRequest, node: Node) ->
 
 
 def _abort_global(draft: TopologyDraft, request_id: RequestId, error: str, now_ms: int) -> None:
+    """A CDC generation that is not committed yet is in use nowhere, so its state ends here; its data is dropped."""
     request = draft.base.global_requests[request_id]
-    draft.require(request.outcome is RequestOutcome.PENDING, f"the {request.kind} is running and cannot be aborted")
+    if request.outcome is RequestOutcome.RUNNING:
+        committing = request.kind is GlobalRequestKind.CHECK_AND_REPAIR_CDC_STREAMS
+        draft.require(committing, f"the {request.kind} is running and cannot be aborted")
+        draft.step(transition=None, new_cdc_generation=None)
     _drop_from_queue(draft, request, error, now_ms)
 
 

@@ -9,6 +9,7 @@ from ebla.model.identity import Replica, SessionId, TopologyVersion
 from ebla.model.schema import KEYSPACE_NAME_CHARACTERS_MAX, TABLE_NAME_CHARACTERS_MAX
 from ebla.topology import keys
 from ebla.topology.apply.draft import CommandHandlers, TopologyDraft
+from ebla.topology.apply.nodes import mark_incomplete
 from ebla.topology.apply.resize import drop_stream_sets, with_new_stream_set
 from ebla.topology.commands import (
     AlterKeyspace,
@@ -22,6 +23,7 @@ from ebla.topology.commands import (
     OpenBulkSession,
 )
 from ebla.topology.keys import Row, map_row, tablet_rows
+from ebla.topology.routing.gained_ranges import excluded_hosts_gaining
 from ebla.topology.snapshot import Keyspace, Replication, Snapshot
 from ebla.topology.states import NodeState, SessionKind, Strategy
 from ebla.topology.tablet_map import TABLETS_PER_COMMIT_MAX, tablet_map
@@ -72,6 +74,7 @@ def _alter_keyspace(draft: TopologyDraft, command: AlterKeyspace) -> None:
         # A running operation streams between the replica sets of two rings, which it planned with the old factors.
         # With new ones in the middle of it, reads would switch to replicas that nobody streamed to.
         draft.require_idle(f"the replication of keyspace {keyspace.name} changes")
+        mark_incomplete(draft, excluded_hosts_gaining(draft.base, old.replication, keyspace))
     _put_keyspace(draft, keyspace)
 
 

@@ -17,7 +17,7 @@ import msgspec
 
 from ebla.model.consistency import ConsistencyLevel, ReplicaCounts, RequiredReplies, required_replies
 from ebla.model.identity import HostId, Replica, ShardNumber, TableId
-from ebla.model.token import TOKEN_MAX, Token, TokenRange
+from ebla.model.token import TOKEN_MAX, Token, TokenRange, merge_ranges
 from ebla.topology.routing.replication_strategies import NodeLocation, RingReplicas
 from ebla.topology.routing.static_sharding import last_token_of_shard, static_shard
 from ebla.topology.routing.vnode_ring import RingUse, TokenRing, next_ring, previous_ring, ring_use
@@ -210,15 +210,24 @@ class VnodeRings:
         return made
 
 
+@dataclass(frozen=True, slots=True)
+class HeldRangesOfHost:
+    """The ranges of which a host is a replica, and those of them of which it is a pending one. Ascending, disjoint."""
+
+    ranges: tuple[TokenRange, ...]
+    pending: tuple[TokenRange, ...]
+
+
 class VnodeReplicas:
     """A table on vnodes."""
 
-    __slots__ = ("_next", "_nodes", "_previous", "_read", "_replication", "_use")
+    __slots__ = ("_next", "_nodes", "_not_pending", "_previous", "_read", "_replication", "_use")
 
     def __init__(self, snapshot: Snapshot, replication: Replication, rings: VnodeRings) -> None:
         self._nodes = snapshot.nodes
         self._replication = replication
         self._use: RingUse = ring_use(snapshot)
+        self._not_pending = snapshot.hosts_not_pending
         self._previous = rings.previous(replication)
         self._next = rings.after(replication)
         self._read = self._previous if self._use.reads is Selector.PREVIOUS else self._next
@@ -231,7 +240,12 @@ class VnodeReplicas:
                 return WriteReplicas(self._next.replicas_of(token), NO_REPLICAS)
             case Selector.BOTH:
                 natural = self._previous.replicas_of(token)
-                return WriteReplicas(natural, pending_replicas(natural, self._next.replicas_of(token)))
+                pending = pending_replicas(natural, self._next.replicas_of(token))
+                if self._not_pending:
+                    # Without a stream it has no older rows, and while it is excluded it takes no new ones: a write that
+                    # had to wait for it would never be acknowledged.
+                    pending = tuple([replica for replica in pending if replica.host not in self._not_pending])
+                return WriteReplicas(natural, pending)
 
     def reading(self, token: int) -> ReplicaSet:
         return self._read.replicas_of(token)
@@ -245,6 +259,16 @@ class VnodeReplicas:
 
     def read_ranges_of(self, host: HostId) -> Iterator[TokenRange]:
         return _ring_ranges_of(self._read.vnodes, host)
+
+    def held_ranges_of(self, host: HostId) -> "HeldRangesOfHost":
+        bounds = sorted({*self._previous.vnodes.ring.tokens, *self._next.vnodes.ring.tokens})
+        natural, pending = list[TokenRange](), list[TokenRange]()
+        for start, end in pairwise((*bounds[-1:], *bounds)):
+            targets = self.writing(end)
+            for found, replicas in ((natural, targets.natural), (pending, targets.pending)):
+                if any(replica.host == host for replica in replicas):
+                    found.append(TokenRange(Token(start), Token(end)))
+        return HeldRangesOfHost(merge_ranges((*natural, *pending)), merge_ranges(pending))
 
     def counts(self, natural: ReplicaSet) -> ReplicaCounts:
         """By the keyspace's factors, even with fewer nodes: QUORUM of three means two copies."""

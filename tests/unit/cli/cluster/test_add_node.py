@@ -2,12 +2,14 @@
 
 import json
 import random
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
-from tests.unit.client.topology_reports import ended, joining
+from tests.unit.client.topology_reports import HOSTS, ended, joining
 from typer.testing import CliRunner, Result
 
 from ebla.cli.app import app
@@ -22,9 +24,11 @@ from ebla.cli.cluster.local_cluster import (
     find_or_create_nodes,
     plan_new_nodes,
 )
+from ebla.cli.cluster.requests import RequestFlags
 from ebla.model.errors import EblaError, InvalidRequest, Unavailable
 from ebla.model.identity import HostId
-from ebla.options import OptionsError
+from ebla.options import OptionsError, with_overrides
+from ebla.topology.snapshot import Snapshot
 from ebla.topology.states import RequestOutcome
 from ebla.wire.topology_messages import TopologyReport
 
@@ -94,9 +98,12 @@ class Cluster:
     def __init__(self) -> None:
         self.reports: list[TopologyReport | EblaError] = []
         self.process = Process()
+        self.overrides: Sequence[str] = ()
+        """Of the start of the new node."""
         self.host: HostId | None = None
 
-    def start(self, node: LocalNode) -> Process:
+    def start(self, node: LocalNode, overrides: Sequence[str]) -> Process:
+        self.overrides = overrides
         identity = node.folder.read_identity()
         assert identity is not None
         self.host = identity.host
@@ -189,6 +196,40 @@ def test_without_a_cluster_nothing_is_made(cluster: Cluster, data: Path) -> None
     assert not (data / "node4").exists()
 
 
+def test_a_node_that_replaces_another_one_has_its_place_and_starts_with_its_id(
+    cluster: Cluster, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named = {"node3": HOSTS[2], "node2": HOSTS[1], HOSTS[1].hex: HOSTS[1]}
+    monkeypatch.setattr(add_node, "resolve_host", lambda _flags, text: named[text])
+    monkeypatch.setattr(RequestFlags, "snapshot", lambda _flags: Snapshot())
+    cluster.reports = [joining(), joining(), ended(RequestOutcome.DONE)]
+    done = run(data, "--replace", "node3", "--ignore-dead", "node2", "--ignore-dead", HOSTS[1].hex)
+    assert done.exit_code == 0, done.output
+    made = find_nodes(data)[-1].options
+    assert (made.datacenter, made.rack, made.replace) == ("dc1", "r1", ""), "later starts replace nothing"
+    assert list(cluster.overrides) == [f'replace="{HOSTS[2]}"', f'ignore_dead=["{HOSTS[1]}"]']
+    started = with_overrides(made, cluster.overrides, "flags")
+    assert (started.replace, started.ignore_dead) == (str(HOSTS[2]), (str(HOSTS[1]),))
+
+
+def test_tablets_that_stay_on_the_replaced_node_are_counted(
+    cluster: Cluster, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tablets = SimpleNamespace(tablets_on=lambda host: iter(range(3 if host == HOSTS[2] else 0)))
+    monkeypatch.setattr(add_node, "resolve_host", lambda _flags, _text: HOSTS[2])
+    monkeypatch.setattr(RequestFlags, "snapshot", lambda _flags: SimpleNamespace(tablets={"a": tablets, "b": tablets}))
+    cluster.reports = [joining(), ended(RequestOutcome.DONE)]
+    done = run(data, "--replace", "node3")
+    assert "! 6 tablet replicas stay on 127.0.0.3, which has left" in done.stderr
+
+
+def test_what_does_not_go_with_a_replacement_is_wrong_usage(cluster: Cluster, data: Path) -> None:
+    cluster.reports = [joining()]
+    assert run(data, "--ignore-dead", "node2").exit_code == 2
+    assert run(data, "--replace", "node3", "--count", "2").exit_code == 2
+    assert not (data / "node4").exists()
+
+
 def test_ctrl_c_leaves_the_join_running(cluster: Cluster, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cluster.reports = [joining()]
 
@@ -197,7 +238,7 @@ def test_ctrl_c_leaves_the_join_running(cluster: Cluster, data: Path, monkeypatc
             await join.check(await fetch(), "")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(add_node, "follow_all", interrupted)
+    monkeypatch.setattr(topology_reports, "follow_all", interrupted)
     left = run(data)
     assert left.exit_code == 130
     assert f"goes on: ebla topology wait {joining().open[0].request.id} --data {data}" in left.stderr

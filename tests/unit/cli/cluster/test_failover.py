@@ -10,6 +10,7 @@ from ebla.cli import command
 from ebla.cli.app import app
 from ebla.cli.cluster import failover
 from ebla.cli.cluster.failover import check_lines, excluded_rows, headline
+from ebla.cli.command import NodeFlags
 from ebla.model.identity import HostId
 from ebla.wire.failover_messages import CheckReport, ExclusionReport, FailoverCheckAnswer, FailoverStatusAnswer
 
@@ -41,9 +42,11 @@ def status(*, is_enabled: bool) -> FailoverStatusAnswer:
 def test_checks_are_one_line_each() -> None:
     met = CheckReport(is_met=True, text="127.0.0.3 is a member", can_force=False)
     unmet = CheckReport(is_met=False, text="shop.audit would lose its last live replica", can_force=True)
-    assert check_lines(FailoverCheckAnswer((met, unmet))) == [
+    losses = ("shop: 4 of 48 vnode ranges with fewer live replicas than a quorum, 1 without any",)
+    assert check_lines(FailoverCheckAnswer((met, unmet), losses)) == [
         "ok    127.0.0.3 is a member",
         "FAIL  shop.audit would lose its last live replica",
+        f"!     {losses[0]}",
     ]
 
 
@@ -80,3 +83,15 @@ def test_the_status_names_the_setting_the_count_and_who_is_excluded() -> None:
 def test_wrong_usage_has_its_own_exit_status() -> None:
     for arguments in (["failover"], ["failover", "node1", "--status"], ["failover", "--reset", "--force"]):
         assert CliRunner().invoke(app, arguments).exit_code == 2
+
+
+def test_a_failover_prints_first_what_would_lack_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
+    check = CheckReport(is_met=True, text="127.0.0.3 is a member", can_force=False)
+    losses = ("shop: 4 of 48 vnode ranges with fewer live replicas than a quorum, 1 without any",)
+    monkeypatch.setattr(failover, "resolve_host", lambda _flags, _text: HOST)
+    monkeypatch.setattr(NodeFlags, "call", lambda *_: FailoverCheckAnswer((check,), losses))
+    monkeypatch.setattr(failover, "run_operation", lambda _flags, _operation, _done: 0)
+    excluded = CliRunner().invoke(app, ["failover", "node3"])
+    assert (excluded.exit_code, excluded.stderr) == (0, f"! {losses[0]}\n")
+    shown = json.loads(CliRunner().invoke(app, ["failover", "node3", "--dry-run", "--json"]).stdout)
+    assert (shown["losses"], [one["is_met"] for one in shown["checks"]]) == (list(losses), [True])

@@ -3,13 +3,18 @@
 import json
 import uuid
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from ebla.cli import command
 from ebla.cli.app import app
-from ebla.cli.cluster.operations import describe_unfinished, ended_rows, operations_json
+from ebla.cli.cluster.operations import describe_unfinished, ended_rows, operations_json, resolve_host
+from ebla.cli.command import NodeFlags
 from ebla.group0.members import Member, MemberRole
 from ebla.group0.operations import (
     EndedOperation,
@@ -18,7 +23,7 @@ from ebla.group0.operations import (
     OperationResult,
     UnfinishedOperation,
 )
-from ebla.model.errors import ConnectionLost, DeadlineExceeded, EblaError, Outcome, Refused
+from ebla.model.errors import ConnectionLost, DeadlineExceeded, EblaError, InvalidRequest, Outcome, Refused
 from ebla.model.identity import Address, HostId
 from ebla.wire.operation_messages import OperateAnswer, OperationsAnswer
 
@@ -113,3 +118,43 @@ def test_a_host_that_cannot_be_looked_up_changes_nothing(node: Callable[[object]
     node(ConnectionLost("the node ended"))
     failed = CliRunner().invoke(app, ["failover", "node3"])
     assert (failed.exit_code, failed.stderr) == (1, "ebla: not applied: the node ended\n")
+
+
+# ---- naming hosts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flags(NodeFlags):
+    """Of a command in a cluster of two hosts; another one had the address of the second before."""
+
+    def call(self, *_: object) -> Any:
+        members = [
+            Member(host=HostId(uuid.UUID(ident)), role=role, address=Address(address, 7000))
+            for ident, role, address in (
+                ("aaaa1111-0000-4000-8000-000000000001", MemberRole.VOTER, "127.0.0.1"),
+                ("aaaa2222-0000-4000-8000-000000000002", MemberRole.VOTER, "127.0.0.2"),
+                ("bbbb3333-0000-4000-8000-000000000003", MemberRole.REMOVED, "127.0.0.2"),
+            )
+        ]
+        return SimpleNamespace(members=[SimpleNamespace(member=one) for one in members])
+
+
+@pytest.mark.parametrize(
+    ("text", "digits"),
+    [
+        ("127.0.0.1", "aaaa1111"),
+        ("127.0.0.2:7000", "aaaa2222"),
+        ("AAAA2", "aaaa2222"),
+        ("bbbb3333-0000-4000-8000-000000000003", "bbbb3333"),
+    ],
+)
+def test_a_host_goes_by_address_id_or_first_digits(text: str, digits: str, tmp_path: Path) -> None:
+    assert str(resolve_host(Flags(data=tmp_path), text)).startswith(digits)
+
+
+@pytest.mark.parametrize("text", ["aaaa", "aaa", "bbbb3", "cccc", "node1"])
+def test_an_ambiguous_or_unknown_name_lists_the_members(text: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest) as error:
+        resolve_host(Flags(data=tmp_path), text)
+    assert "aaaa1111-0000-4000-8000-000000000001 (127.0.0.1:7000), aaaa2222-" in error.value.advice
+    assert "bbbb3333" not in error.value.advice

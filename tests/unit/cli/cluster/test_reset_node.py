@@ -180,6 +180,10 @@ def test_only_a_node_whose_join_cannot_succeed_is_reset_by_up(node: LocalNode, m
     mark(node, JoinStage.MEMBER)
     members.answers = [says(NodeState.BOOTSTRAPPING)]
     assert not cannot_join_as_it_is(node), "an accepted node continues"
+    members.answers = [says(NodeState.LEFT, RequestOutcome.DONE)]
+    assert not cannot_join_as_it_is(node), "it was in the ring and left it: its operator decides"
+    members.answers = [says(NodeState.LEFT, RequestOutcome.FAILED)]
+    assert cannot_join_as_it_is(node), "its join was rolled back"
 
 
 def test_a_folder_without_a_node_is_an_error(tmp_path: Path, members: Members) -> None:

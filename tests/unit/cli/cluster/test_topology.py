@@ -1,58 +1,21 @@
 """`ebla topology`, `wait` and `abort` against reports of nodes."""
 
 import json
-from pathlib import Path
-from typing import Any
 
+import msgspec
 import pytest
-from tests.unit.client.topology_reports import JOIN, NAMES, ended, joining, request
+from tests.unit.cli.cluster.topology_rig import Cluster
+from tests.unit.client.topology_reports import JOIN, ended, global_request, joining, request
 from typer.testing import CliRunner, Result
 
 from ebla.cli.app import app
-from ebla.cli.cluster import topology, topology_reports
 from ebla.cli.cluster.topology_reports import FollowedLines
 from ebla.client.request_following import FollowedState
-from ebla.model.errors import EblaError, Refused, Unavailable, Unreachable
+from ebla.model.errors import Refused, Unavailable, Unreachable
 from ebla.topology.states import NodeState, RequestOutcome
-from ebla.wire.topology_messages import AbortTopologyAnswer, TopologyReport
+from ebla.wire.topology_messages import AbortTopologyAnswer, RequestReport
 
 ABORTED = "aborted: enough"
-
-
-class Cluster:
-    """Gives the reports one after another, the last one again and again."""
-
-    def __init__(self) -> None:
-        self.reports: list[TopologyReport | EblaError] = []
-        self.aborts: list[AbortTopologyAnswer | EblaError] = []
-        self.sent: list[Any] = []
-
-    async def fetch(self, _data: Path, _node: str | None) -> TopologyReport:
-        report = self.reports.pop(0) if len(self.reports) > 1 else self.reports[0]
-        if isinstance(report, EblaError):
-            raise report
-        return report
-
-    def caller(self, _transport: object, _node: object) -> Any:
-        async def call(_verb: object, order: object, _deadline_ms: int) -> AbortTopologyAnswer:
-            self.sent.append(order)
-            answer = self.aborts.pop(0)
-            if isinstance(answer, EblaError):
-                raise answer
-            return answer
-
-        return call
-
-
-@pytest.fixture
-def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
-    one = Cluster()
-    monkeypatch.setattr(topology, "fetch_report", one.fetch)
-    monkeypatch.setattr(topology, "local_names", lambda _data: NAMES)
-    monkeypatch.setattr(topology, "choose_nodes", lambda _data, _name: ["node1", "node2"])
-    monkeypatch.setattr(topology, "control_caller", one.caller)
-    monkeypatch.setattr(topology_reports, "POLL_S", 0.001)
-    return one
 
 
 def run(*arguments: str) -> Result:
@@ -118,7 +81,7 @@ def test_an_unknown_request_is_an_error_and_wrong_usage_has_its_own_status(clust
 
 def test_abort_tries_the_next_node_and_waits_for_the_end_of_the_rollback(cluster: Cluster) -> None:
     rolling_back = request(4, JOIN, RequestOutcome.RUNNING, ABORTED)
-    cluster.aborts = [Unreachable("node1 is down"), AbortTopologyAnswer(rolling_back)]
+    cluster.answers = [Unreachable("node1 is down"), AbortTopologyAnswer(rolling_back)]
     cluster.reports = [
         joining(),
         joining(),
@@ -131,7 +94,7 @@ def test_abort_tries_the_next_node_and_waits_for_the_end_of_the_rollback(cluster
 
 
 def test_abort_may_leave_the_rollback_to_the_cluster(cluster: Cluster) -> None:
-    cluster.aborts = [AbortTopologyAnswer(request(4, JOIN, RequestOutcome.RUNNING, ABORTED))]
+    cluster.answers = [AbortTopologyAnswer(request(4, JOIN, RequestOutcome.RUNNING, ABORTED))]
     cluster.reports = [joining()]
     done = run("abort", "3f2a", "--detach")
     assert done.exit_code == 0
@@ -139,7 +102,7 @@ def test_abort_may_leave_the_rollback_to_the_cluster(cluster: Cluster) -> None:
 
 
 def test_an_abort_that_comes_too_late_is_refused(cluster: Cluster) -> None:
-    cluster.aborts = [Refused("too late: reads use the new ring since version 57")]
+    cluster.answers = [Refused("too late: reads use the new ring since version 57")]
     cluster.reports = [joining()]
     late = run("abort", "3f2a")
     assert late.exit_code == 1
@@ -151,6 +114,24 @@ def test_the_abort_of_an_ended_request_changes_nothing_and_reports_its_outcome(c
     over = run("abort", "3f2a", "--json")
     assert (over.exit_code, json.loads(over.stdout)["outcome"]) == (1, "done")
     assert not cluster.sent
+
+
+def test_global_requests_are_shown_waited_for_and_aborted(cluster: Cluster) -> None:
+    waiting = global_request()
+    queued = msgspec.structs.replace(joining(), open=(*joining().open, RequestReport(request=waiting)))
+    failed = global_request(RequestOutcome.FAILED, "aborted: not now")
+    over = msgspec.structs.replace(ended(RequestOutcome.DONE), ended=(failed,))
+    cluster.reports = [queued]
+    assert "cdc0  check_and_repair_cdc_streams, pending" in run().stdout
+    cluster.answers = [AbortTopologyAnswer(failed)]
+    cluster.reports = [queued, over]
+    done = run("abort", "cdc0")
+    assert (done.exit_code, cluster.sent[0].request) == (0, waiting.id)
+    assert done.stdout.endswith("has ended: aborted: not now\n")
+    cluster.reports = [over]
+    assert run("wait", "cdc0").exit_code == 1
+    shown = json.loads(run("wait", "cdc0", "--json").stdout)
+    assert (shown["bytes"], shown["ranges"]) == (None, None)
 
 
 def test_lines_show_a_new_state_at_once_and_new_figures_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:

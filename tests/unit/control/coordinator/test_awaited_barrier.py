@@ -5,7 +5,7 @@ import uuid
 from collections.abc import Mapping
 from typing import Any
 
-from ebla.control.coordinator.join_actions import awaited_hosts
+from ebla.control.coordinator.node_actions import awaited_hosts
 from ebla.control.topology.barrier_client import BarrierClient
 from ebla.model.errors import DeadlineExceeded, Unreachable
 from ebla.model.identity import HostId, TopologyVersion

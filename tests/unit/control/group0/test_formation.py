@@ -4,11 +4,13 @@ import asyncio
 import uuid
 
 import msgspec
+import pytest
 from tests.unit.topology.world import World as TopologyWorld
 
 from ebla.control.group0.formation import Formation, Group0Config
 from ebla.control.group0.join_state import JoinStage, JoinState, JoinStateFile
 from ebla.group0.discovery import FreshNode
+from ebla.group0.join_handshake import NotAdmitted
 from ebla.group0.members import Member, MemberRole
 from ebla.model.identity import Address, ClusterId, HistoryId, HostId
 from ebla.observe.event_reporter import discard_event
@@ -25,7 +27,7 @@ ASKER = Address("10.9.9.9", 7000)
 NOWHERE = Address("10.9.9.8", 7000)
 
 
-def formation(environment: Environment, marks: JoinStateFile) -> Formation:
+def formation(environment: Environment, marks: JoinStateFile, replaced: str = "") -> Formation:
     introduction = Introduction(host=HOST, cluster=CLUSTER, cluster_name="test")
     context = PeersContext(
         transport=environment.transport,
@@ -42,7 +44,8 @@ def formation(environment: Environment, marks: JoinStateFile) -> Formation:
             node=msgspec.structs.replace(TopologyWorld().node(1), host=HOST),
             cluster=CLUSTER,
             cluster_name="test",
-            contacts=(NOWHERE,),
+            contacts=() if replaced else (NOWHERE,),
+            replaced=replaced,
             folder="/data/group0",
         ),
     )
@@ -99,4 +102,19 @@ def test_a_mark_survives_and_refuses_nothing_it_wrote() -> None:
         world.check(await JoinStateFile(disk, "/data/mark").load() == newer, "it is replaced whole")
 
     outcome = run_scenario(Scenario(name="mark", summary="", seconds=5.0, run=run), 1)
+    assert outcome.failure is None, outcome.report
+
+
+def test_a_node_that_replaces_another_never_creates_a_cluster() -> None:
+    """Its contacts may all be fresh, or its list of them empty."""
+
+    async def run(world: World) -> None:
+        marks = JoinStateFile(world.machine("node").disk.of(world._incarnation), "/data/mark")
+        await marks.load()
+        forming = formation(world.scenario_environment("node"), marks, replaced="10.0.0.9")
+        with pytest.raises(NotAdmitted, match="cannot be replaced there"):
+            await forming.join_or_create(never_begin)
+        world.check(marks.mark.stage is JoinStage.FRESH, "it has not decided anything")
+
+    outcome = run_scenario(Scenario(name="formation-replace", summary="", seconds=5.0, run=run), 1)
     assert outcome.failure is None, outcome.report

@@ -60,6 +60,7 @@ class Rig:
     ended_by: BaseException | None = None
     events: list[tuple[str, dict[str, object]]] = field(default_factory=list)
     reached: list[FaultPoint] = field(default_factory=list)
+    replaced: str = ""
 
     # ---- the member
 
@@ -112,6 +113,8 @@ class Rig:
             cluster=CLUSTER,
             cluster_name="sim",
             contacts=(self.address("member"),),
+            replaced=self.replaced,
+            ignored=("127.0.0.8",) if self.replaced else (),
             folder="/data/group0",
         )
         try:
@@ -324,3 +327,18 @@ async def test_an_accepted_node_whose_row_has_left_does_not_start_raft(rig: Rig,
     await rig.wait_for(lambda: rig.ended_by is not None)
     assert isinstance(rig.ended_by, NotAdmitted)
     assert not rig.runs_raft
+
+
+async def test_a_replacing_node_says_whom_it_replaces_until_it_is_a_member(rig: Rig, /) -> None:
+    rig.replaced = "127.0.0.9"
+    rig.world.units["node"].start()
+    await rig.wait_request()
+    request = rig.requests[-1]
+    assert (request.replaced, request.ignored) == ("127.0.0.9", ("127.0.0.8",))
+    assert [event for event, _ in rig.events if event.endswith("_ignored")] == ["join.num_tokens_ignored"]
+    await rig.respond(rig.attempt)
+    rig.events.clear()
+    rig.restart_node()
+    await rig.wait_for(lambda: rig.runs_raft)
+    assert [event for event, _ in rig.events if event.endswith("_ignored")] == ["join.replace_ignored"]
+    assert rig.requests == []

@@ -4,7 +4,7 @@ import uuid
 
 import pytest
 
-from ebla.control.group0.member_features import common_features, joining_hosts, missing_features, why_not_in_use
+from ebla.control.group0.member_features import common_features, missing_features, unsettled_hosts, why_not_in_use
 from ebla.group0.members import Member, MemberRole, member_key
 from ebla.group0.operations import UNFINISHED_OPERATION_KEY, OperationKind, UnfinishedOperation
 from ebla.group0.store import Group0Store, HistoryStart, KeyEntry
@@ -12,7 +12,7 @@ from ebla.model.identity import Address, HistoryId, HostId
 from ebla.model.stored_value import StoredValue, encode_stored
 from ebla.topology.keys import STATE, encode, node_key
 from ebla.topology.snapshot import Node, TopologyState
-from ebla.topology.states import JOINING_STATES, NodeState
+from ebla.topology.states import JOINING_STATES, NodeState, TransitionState
 from ebla.version import Feature
 
 PURGE = Feature.SETTINGS_PURGE
@@ -84,15 +84,29 @@ def row(number: int, state: NodeState) -> Node:
     )
 
 
-def test_a_member_is_joining_until_it_is_in_the_ring() -> None:
+@pytest.mark.parametrize(
+    ("transition", "leaves"),
+    [
+        (None, False),
+        (TransitionState.TABLET_DRAINING, False),
+        (TransitionState.WRITE_BOTH_READ_OLD, False),
+        (TransitionState.WRITE_BOTH_READ_NEW, True),
+        (TransitionState.LEFT_TOKEN_RING, True),
+        (TransitionState.ROLLBACK_TO_NORMAL, False),
+    ],
+)
+def test_who_takes_no_seat_because_of_its_row(transition: TransitionState | None, leaves: bool) -> None:
+    """A node that joins never does; one that leaves, from the point of no return on; one that is rebuilt does."""
     states = dict(enumerate(NodeState, 10))
     members = [member(number, MemberRole.LEARNER) for number in states]
     store = store_of((), member(1, MemberRole.LEARNER), member(2, MemberRole.REMOVED), *members)
     for number, state in states.items():
         store.entries[node_key(HostId(uuid.UUID(int=number)))] = KeyEntry(encode(row(number, state)), store.revision)
-    expected = [1, *(number for number, state in states.items() if state in JOINING_STATES)]
-    assert sorted(host.int for host in joining_hosts(store)) == expected, "1 has no row"
-    assert joining_hosts(store_of(None, member(1, MemberRole.VOTER))) == (), "the founder, before the topology"
+    store.entries[STATE] = KeyEntry(encode(TopologyState(transition=transition)), store.revision)
+    leaving = (NodeState.DECOMMISSIONING, NodeState.REMOVING) if leaves else ()
+    expected = [1, *(number for number, state in states.items() if state in (*JOINING_STATES, *leaving))]
+    assert sorted(host.int for host in unsettled_hosts(store)) == expected, "1 has no row"
+    assert unsettled_hosts(store_of(None, member(1, MemberRole.VOTER))) == (), "the founder, before the topology"
 
 
 def test_features_are_common_if_every_present_member_and_the_host_being_added_have_them() -> None:

@@ -104,6 +104,18 @@ def test_a_joining_member_neither_votes_nor_counts() -> None:
     assert {one.host: one.role for one in change} == {host(2): MemberRole.LEARNER, host(3): MemberRole.LEARNER}
 
 
+@pytest.mark.parametrize("excluded", [False, True])
+def test_who_must_not_vote_is_demoted_before_anybody_takes_its_seat(excluded: bool) -> None:
+    """Host 4 has not caught up, and may never do."""
+    core = leader_of((1, 2, 3), (4,), {2: LAST, 3: LAST}, LAST)
+    voters = [member(number, MemberRole.VOTER) for number in (1, 2, 3)]
+    members = known(*voters, member(4, MemberRole.LEARNER))
+    assert next_voter_change(members, core, lambda _: True) == ()
+    barred = (host(3),)
+    change = next_voter_change(members, core, lambda _: True, barred if excluded else (), () if excluded else barred)
+    assert {one.host: one.role for one in change} == {host(3): MemberRole.LEARNER}
+
+
 async def test_the_leader_reads_who_is_joining_from_the_rows() -> None:
     core = leader_of((1,), (2, 3), {2: LAST, 3: LAST}, LAST)
     store = Group0Store((HistoryStart(HistoryId(uuid.UUID(int=7)), 0),))

@@ -2,8 +2,10 @@
 
 import uuid
 
+import msgspec
+
 from ebla.control.liveness.failure_detector import PeerLiveness, PeerState, down_hosts
-from ebla.group0.members import Member, MemberRole
+from ebla.group0.members import RELEASED_ADDRESS, Member, MemberRole
 from ebla.model.identity import Address, HostId
 
 OWN, UP, SILENT, FRESH, NEVER, LEFT, UNWATCHED = (HostId(uuid.UUID(int=number)) for number in range(1, 8))
@@ -31,3 +33,11 @@ def test_silent_ones_and_those_who_left_are_down() -> None:
 def test_another_host_at_the_address_does_not_make_up_for_its_owner() -> None:
     opinions = (PeerLiveness(peer=address(SILENT), state=PeerState.UP, since_ms=900, host=UP, heard_ms=990),)
     assert down_hosts([member(SILENT), member(UP)], opinions, OWN, watched_since_ms=700) == (SILENT,)
+
+
+def test_a_member_whose_address_was_released_is_down() -> None:
+    """The node that replaces it answers there, and nobody watches the old host any more."""
+    released = msgspec.structs.replace(member(SILENT), address=RELEASED_ADDRESS)
+    new = msgspec.structs.replace(member(UP), address=address(SILENT))
+    opinions = (PeerLiveness(peer=address(SILENT), state=PeerState.UP, since_ms=900, host=UP, heard_ms=990),)
+    assert down_hosts([released, new], opinions, OWN, watched_since_ms=0) == (SILENT,)

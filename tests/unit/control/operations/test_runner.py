@@ -122,14 +122,14 @@ async def test_a_normal_node_goes_only_while_there_is_no_table() -> None:
     rig.commit(CreateKeyspace(keyspace), CreateTable(table))
     error = await failed(rig.leader(1), remove(3))
     assert error.code is OperationCode.REFUSED
-    assert "ebla failover" in error.advice
+    assert f"ebla removenode {host(3)}" in error.advice
     assert rig.role(3) is MemberRole.VOTER
 
 
 async def test_a_node_past_the_way_back_is_not_removed() -> None:
     rig = await prepared(joining=TransitionState.WRITE_BOTH_READ_NEW)
     error = await failed(rig.leader(1), remove(4))
-    assert (error.code, "wait until it is normal" in error.advice) == (OperationCode.REFUSED, True)
+    assert (error.code, "wait until it is done" in error.advice) == (OperationCode.REFUSED, True)
 
 
 async def test_the_row_of_a_node_that_joins_goes_back_with_its_removal() -> None:

@@ -6,8 +6,9 @@ from tests.unit.topology.world import World, cluster, host
 
 from ebla.control.topology.exclusions import Exclusions
 from ebla.model.identity import TopologyVersion
-from ebla.topology.commands import ExcludeHosts, IncludeHost
+from ebla.topology.commands import AbortRequest, ExcludeHosts, IncludeHost
 from ebla.topology.snapshot import Exclusion
+from ebla.topology.states import NodeRequestKind
 
 
 @dataclass
@@ -63,3 +64,17 @@ def test_it_believes_another_member_until_it_has_that_version() -> None:
     node.exclusions.heard(said)
     assert node.exclusions.hosts() == (), "an answer from before its recovery is overtaken"
     assert TopologyVersion(0) < said < node.snapshot.version
+
+
+def test_a_request_excludes_as_well_and_its_failure_ends_that() -> None:
+    node = Node()
+    request = node.world.ask(NodeRequestKind.REMOVE, 2, ignored_nodes=(host(3),))
+    member = Exclusions(host(1), node.world, lambda _event, _details: None)
+    node.exclusions.heard(member.version_for(host(3)))
+    assert node.exclusions.hosts() == (host(3),), "it may be cut off from group 0"
+    node.snapshot = node.world.snapshot
+    assert node.exclusions.hosts() == (host(2), host(3))
+    assert "by a request to remove or replace" in node.exclusions.why_own()
+    node.world.do(AbortRequest(request.id, "", node.world.now_ms))
+    node.snapshot = node.world.snapshot
+    assert node.exclusions.hosts() == ()

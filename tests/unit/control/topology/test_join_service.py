@@ -176,3 +176,16 @@ async def test_a_member_without_its_first_state_answers_neither(rig: Rig, /) -> 
         (await rig.query())
     with pytest.raises(Unavailable):
         await rig.join()
+
+
+async def test_a_replace_is_committed_for_the_host_that_its_name_resolves_to(rig: Rig, /) -> None:
+    dead = rig.world.snapshot.node(host(2))
+    new = rig.world.node(NEW, rack=dead.rack, address=dead.address, num_tokens=99)
+    with pytest.raises(Refused, match="is alive"):
+        await rig.join(node=new, replaced=dead.address)
+    rig.down = (host(2),)
+    await rig.join(node=new, replaced=dead.address)
+    request = rig.snapshot.node_requests[RequestId(ATTEMPT)]
+    assert (request.kind, request.replaced) == (NodeRequestKind.REPLACE, host(2))
+    assert rig.snapshot.excluded_hosts == (host(2),)
+    assert rig.snapshot.node(host(NEW)).num_tokens == dead.num_tokens

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
+import msgspec
 import pytest
 from tests.async_tests import runs_in
 from tests.unit.control.commit_rig import CommitRig
@@ -13,12 +14,20 @@ from ebla.control.topology.schema_service import SchemaService
 from ebla.group0.commands import CommandAnswer
 from ebla.model.cql_types import parse_type
 from ebla.model.errors import AlreadyExists, DeadlineExceeded, InvalidRequest, Outcome, Refused, Unavailable
+from ebla.model.identity import HostId
 from ebla.model.schema import Column, ColumnKind
 from ebla.model.transaction import Transaction
 from ebla.sim.world import World as SimWorld
+from ebla.topology.commands import SetIgnoredNodes
 from ebla.topology.snapshot import Keyspace, Replication
 from ebla.topology.states import Strategy
-from ebla.wire.schema_messages import CreateKeyspaceRequest, CreateTableRequest, DropKeyspaceRequest, DropTableRequest
+from ebla.wire.schema_messages import (
+    AlterKeyspaceRequest,
+    CreateKeyspaceRequest,
+    CreateTableRequest,
+    DropKeyspaceRequest,
+    DropTableRequest,
+)
 
 KEYSPACE = Keyspace(name="ks", replication=Replication(Strategy.NETWORK_TOPOLOGY, (("dc1", 2),)), on_tablets=True)
 COLUMNS = (Column(name="k", type=parse_type("int"), kind=ColumnKind.PARTITION_KEY),)
@@ -204,3 +213,65 @@ async def test_a_refusal_of_the_topology_is_passed_on(rig: Rig, /) -> None:
     with pytest.raises(InvalidRequest, match=r"no table ks\.t"):
         await rig.schema.change(DropTableRequest("ks", "t"), 1_000)
     assert rig.commits == 1
+
+
+# -- replication of a keyspace on vnodes -------------------------------------------------------------------------------
+
+
+def on_vnodes(factor: int) -> Keyspace:
+    replication = Replication(Strategy.NETWORK_TOPOLOGY, (("dc1", factor),))
+    return Keyspace(name="ring", replication=replication, on_tablets=False)
+
+
+def with_vnodes(play: Callable[[Rig], Awaitable[None]]) -> None:
+    async def run(rig: Rig) -> None:
+        await rig.schema.change(CreateKeyspaceRequest(on_vnodes(1)), 1_000)
+        rig.confirmed.clear()
+        rig.drains.clear()
+        await play(rig)
+
+    story(run)
+
+
+@runs_in(with_vnodes)
+async def test_ranges_change_hands_only_after_every_node_has_followed(rig: Rig, /) -> None:
+    rig.silent = (host(3),)
+    before = rig.snapshot.version
+    async with asyncio.TaskGroup() as tasks:
+        changing = tasks.create_task(rig.schema.change(AlterKeyspaceRequest(on_vnodes(2)), 20_000))
+        await asyncio.sleep(2)
+        assert rig.confirmed == {host(1): before, host(2): before}
+        assert rig.drains == {True}
+        assert rig.snapshot.version == before
+        rig.silent = ()
+    assert changing.result().changed
+    assert rig.snapshot.keyspaces["ring"] == on_vnodes(2)
+
+
+@runs_in(with_vnodes)
+@pytest.mark.parametrize("down", [(), (host(3),)])
+async def test_a_node_that_does_not_follow_is_named_and_nothing_is_changed(
+    rig: Rig, /, down: tuple[HostId, ...]
+) -> None:
+    rig.silent, rig.down = (host(3),), down
+    with pytest.raises(Unavailable, match=r"the replication is unchanged.*shard-0 has not reported") as caught:
+        await rig.schema.change(AlterKeyspaceRequest(on_vnodes(2)), 8_000)
+    assert caught.value.outcome is Outcome.NOT_APPLIED
+    addresses = {number: rig.snapshot.node(host(number)).address for number in (1, 2, 3)}
+    assert addresses[3] in caught.value.message
+    assert addresses[2] not in caught.value.message
+    assert rig.snapshot.keyspaces["ring"] == on_vnodes(1)
+
+
+@runs_in(with_vnodes)
+async def test_a_node_that_is_excluded_is_not_waited_for(rig: Rig, /) -> None:
+    rig.world.do(SetIgnoredNodes((host(3),)))
+    rig.silent = rig.down = (host(3),)
+    assert (await rig.schema.change(AlterKeyspaceRequest(on_vnodes(2)), 20_000)).changed
+
+
+@runs_in(with_vnodes)
+async def test_what_gives_no_range_needs_no_barrier(rig: Rig, /) -> None:
+    altered = msgspec.structs.replace(on_vnodes(1), durable_writes=False)
+    assert (await rig.schema.change(AlterKeyspaceRequest(altered), 20_000)).changed
+    assert rig.drains == {False}

@@ -41,7 +41,7 @@ def job(
     rig: Rig, ranges: Sequence[TokenRange], rule: GcRule = KEEP_ALL, whole: TokenRange = WHOLE_RING
 ) -> CompactionJob:
     inputs = tuple(
-        CompactionInput(LayerId(number), rig.path(f"in{number}"), token_range)
+        CompactionInput(LayerId(number), rig.path(f"in{number}"), (token_range,))
         for number, token_range in enumerate(ranges)
     )
     return CompactionJob(
@@ -133,7 +133,7 @@ def test_a_fold_is_durable_when_it_returns(seed: int) -> None:
     """With its sidecar: a power cut right after it takes nothing."""
     machine = Machine(seed)
     items = RandomRows(seed, Mix(plain=0.5, partitions=5, rows=60)).layer()
-    inputs = (CompactionInput(LayerId(1), "/data/in", WHOLE_RING),)
+    inputs = (CompactionInput(LayerId(1), "/data/in", (WHOLE_RING,)),)
     asked = CompactionJob(
         incarnation=Incarnation(1),
         inputs=inputs,

@@ -61,7 +61,7 @@ async def scanned(rig: Rig, parts: Sequence[Part], query: ScanQuery) -> list[dic
         if not rig.disk.exists(rig.path(f"layer{number}")):
             await build(rig, query.schema, f"layer{number}", part)
     layers = await open_scan(
-        rig.engine, rig.disk, [(rig.path(f"layer{number}"), part[1]) for number, part in enumerate(parts)]
+        rig.engine, rig.disk, [(rig.path(f"layer{number}"), (part[1],)) for number, part in enumerate(parts)]
     )
     assert [one.sidecar is not None for one in layers] == [part[2] for part in parts]
     try:
@@ -149,7 +149,9 @@ def test_stored_rows_come_whole(rig: Rig) -> None:
     async def main() -> list[Item]:
         for number, part in enumerate(parts):
             await build(rig, MIXED, f"layer{number}", part)
-        layers = await open_scan(rig.engine, rig.disk, [(rig.path(f"layer{number}"), WHOLE_RING) for number in (0, 1)])
+        layers = await open_scan(
+            rig.engine, rig.disk, [(rig.path(f"layer{number}"), (WHOLE_RING,)) for number in (0, 1)]
+        )
         found: list[Item] = []
         for chunk in scan_stored(MIXED, layers):
             found += zip(chunk.column(KEY).to_pylist(), chunk.column(STORED).to_pylist())
@@ -232,7 +234,7 @@ def rig_layers(tmp_path: Path) -> list[Any]:
 
     async def main() -> list[Any]:
         await build(rig, MIXED, "layer0", (RandomRows(1).layer(), WHOLE_RING, False))
-        return list(await open_scan(rig.engine, rig.disk, [(rig.path("layer0"), WHOLE_RING)]))
+        return list(await open_scan(rig.engine, rig.disk, [(rig.path("layer0"), (WHOLE_RING,))]))
 
     layers = rig.run(main())
     rig.close()

@@ -4,26 +4,36 @@ import msgspec
 import pytest
 from tests.unit.topology.world import Coordinator, World, cluster, host
 
-from ebla.model.identity import TopologyVersion
+from ebla.model.identity import TableId, TopologyVersion
 from ebla.topology.commands import (
+    AbortRequest,
     AdvanceNode,
+    AlterKeyspace,
     ChooseTokens,
     Command,
     CommitCdcGeneration,
     CompleteRequest,
     CreateCluster,
+    CreateKeyspace,
+    CreateTable,
+    ExcludeHosts,
     FailDraining,
+    IncludeHost,
     RejectNode,
     RollBackNode,
+    SetIgnoredNodes,
     StartNodeRequest,
     SubmitJoin,
 )
-from ebla.topology.snapshot import Snapshot
+from ebla.topology.routing.replica_sets import ReplicaSets
+from ebla.topology.routing.vnode_ring import previous_ring
+from ebla.topology.snapshot import Exclusion, Keyspace, Replication, Snapshot, Table
 from ebla.topology.states import (
     NodeRequestKind,
     NodeState,
     RequestOutcome,
     SessionKind,
+    Strategy,
     TransitionState,
     UpgradeState,
 )
@@ -404,3 +414,124 @@ def test_every_step_of_an_operation_is_a_version_of_its_own() -> None:
         None,
     ]
     assert [each.version for each in seen] == list(range(seen[0].version, seen[0].version + 6))
+
+
+# Excluded and incomplete nodes
+
+
+def on_vnodes(world: World, factor: int, keyspace: str = "v") -> TableId:
+    replication = Replication(Strategy.NETWORK_TOPOLOGY, (("dc1", factor),))
+    world.do(CreateKeyspace(Keyspace(name=keyspace, replication=replication, on_tablets=False)))
+    table = Table(id=TableId(world.new_id()), keyspace=keyspace, name="t")
+    world.do(CreateTable(table))
+    return table.id
+
+
+def excluded(world: World, *numbers: int) -> None:
+    world.dead |= {host(number) for number in numbers}
+    world.do(ExcludeHosts(tuple(Exclusion(host=host(number), since_ms=1, by=host(1)) for number in numbers)))
+
+
+def incomplete(world: World) -> list[int]:
+    return [node.host.int for node in world.snapshot.members() if node.is_incomplete]
+
+
+def pending_hosts(world: World, table: TableId) -> set[int]:
+    sets, tokens = ReplicaSets(world.snapshot), [token for node in world.snapshot.members() for token in node.tokens]
+    return {replica.host.int for token in tokens for replica in sets.of(table).writing(token).pending}
+
+
+def test_a_node_that_is_excluded_before_a_remove_is_not_pending_in_it_and_incomplete_after_it() -> None:
+    """INV-NODE-23."""
+    world, coordinator = cluster(4)
+    table = on_vnodes(world, 3)
+    excluded(world, 4)
+    world.dead.add(host(2))
+    request = world.ask(NodeRequestKind.REMOVE, 2)
+    coordinator.until(TransitionState.WRITE_BOTH_READ_OLD)
+    assert world.snapshot.node_requests[request.id].excluded_at_start == (host(4),)
+    assert pending_hosts(world, table) == {1}
+    assert incomplete(world) == []
+    coordinator.settle()
+    assert incomplete(world) == [4], "of three nodes and three copies, each has a replica of everything"
+    assert "lacks rows" in world.refused(IncludeHost(host(4)))
+    world.do(SetIgnoredNodes(()))
+    assert world.snapshot.excluded_hosts == (host(4),)
+    later = world.ask(NodeRequestKind.REMOVE, 3)
+    world.do(AbortRequest(later.id, "", world.now_ms))
+    assert world.snapshot.excluded_hosts == (host(4),)
+    world.ask_to_join(world.node(9, rack="r1"), replaced=host(4))
+    coordinator.settle()
+    assert world.snapshot.node(host(4)).state is NodeState.LEFT
+    assert incomplete(world) == []
+
+
+def test_a_remove_by_which_no_excluded_node_gains_leaves_none_incomplete() -> None:
+    world, coordinator = cluster(4)
+    on_vnodes(world, 1)
+    world.create_table(2, 1)
+    excluded(world, 3)
+    world.dead.add(host(2))
+    world.ask(NodeRequestKind.REMOVE, 2)
+    ring = previous_ring(world.snapshot)
+    successors = {
+        ring.owners[(place + 1) % len(ring.owners)]
+        for place, owner in enumerate(ring.owners)
+        if owner == host(2) and ring.owners[(place + 1) % len(ring.owners)] != host(2)
+    }
+    coordinator.settle()
+    assert incomplete(world) == ([3] if host(3) in successors else [])
+
+
+def test_a_rolled_back_remove_leaves_no_node_incomplete() -> None:
+    world, coordinator = cluster(4)
+    on_vnodes(world, 3)
+    excluded(world, 4)
+    world.dead.add(host(2))
+    world.ask(NodeRequestKind.REMOVE, 2)
+    coordinator.until(TransitionState.WRITE_BOTH_READ_OLD)
+    coordinator.step(fails=True)
+    coordinator.settle()
+    assert incomplete(world) == []
+    world.do(IncludeHost(host(4)))
+
+
+def test_a_node_that_is_excluded_while_a_remove_runs_stays_counted() -> None:
+    world, coordinator = cluster(4)
+    table = on_vnodes(world, 3)
+    world.dead.add(host(2))
+    world.ask(NodeRequestKind.REMOVE, 2)
+    coordinator.until(TransitionState.WRITE_BOTH_READ_NEW)
+    before = pending_hosts(world, table)
+    excluded(world, 4)
+    assert 4 in before
+    assert pending_hosts(world, table) == before, "routers one version apart count alike"
+    coordinator.settle()
+    assert incomplete(world) == [], "its ranges were streamed to it"
+
+
+def test_an_excluded_node_that_gains_by_a_change_of_replication_is_incomplete() -> None:
+    world, _ = cluster(3)
+    on_vnodes(world, 1)
+    excluded(world, 3)
+    replication = Replication(Strategy.NETWORK_TOPOLOGY, (("dc1", 3),))
+    world.do(AlterKeyspace(Keyspace(name="v", replication=replication, on_tablets=False)))
+    assert incomplete(world) == [3]
+    empty, _ = cluster(3)
+    narrow = Keyspace(name="v", replication=Replication(Strategy.NETWORK_TOPOLOGY, (("dc1", 1),)), on_tablets=False)
+    empty.do(CreateKeyspace(narrow))
+    excluded(empty, 3)
+    empty.do(AlterKeyspace(msgspec.structs.replace(narrow, replication=replication)))
+    assert incomplete(empty) == [], "there are no rows that it could lack"
+
+
+def test_a_node_is_not_included_while_a_node_operation_runs() -> None:
+    world, coordinator = cluster(4)
+    excluded(world, 3)
+    request = world.ask(NodeRequestKind.REBUILD, 2)
+    coordinator.step()
+    refusal = world.refused(IncludeHost(host(3)))
+    assert f"rebuild (request {request.id})" in refusal
+    assert "abort it" in refusal
+    coordinator.settle()
+    world.do(IncludeHost(host(3)))

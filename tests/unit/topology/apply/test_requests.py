@@ -4,21 +4,31 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.unit.topology.world import World, cluster, host
+from tests.unit.topology.world import Coordinator, World, cluster, host
 
-from ebla.model.identity import RequestId
+from ebla.model.identity import RequestId, TopologyVersion
 from ebla.topology.apply.draft import FINISHED_REQUESTS_MAX
 from ebla.topology.apply.requests import PENDING_REQUESTS_MAX
+from ebla.topology.cdc_generations import has_current_streams
 from ebla.topology.commands import (
     AbortRequest,
+    AdvanceNode,
     CancelRequest,
+    CommitCdcGeneration,
+    ExcludeHosts,
     FinishGlobalRequest,
+    IncludeHost,
     SetBalancing,
+    SetIgnoredNodes,
+    StartCdcCommit,
     SubmitGlobalRequest,
     SubmitJoin,
     SubmitNodeRequest,
+    WriteCdcPart,
 )
-from ebla.topology.snapshot import GlobalRequest
+from ebla.topology.next_step import DropAbandoned, side_steps
+from ebla.topology.node_states import NODE_TABLE, REQUEST_STARTS
+from ebla.topology.snapshot import CdcGenerationPart, CdcRange, Exclusion, GenerationId, GlobalRequest
 from ebla.topology.states import GlobalRequestKind, NodeRequestKind, NodeState, RequestOutcome, TransitionState
 
 RF_CHANGE = GlobalRequestKind.KEYSPACE_RF_CHANGE
@@ -66,16 +76,18 @@ def test_who_may_be_replaced() -> None:
     cases = [
         (world.request(replace, 9), "whom it replaces"),
         (world.request(replace, 9, replaced=host(77)), "not a member"),
-        (world.request(replace, 9, replaced=host(4)), "is left"),
-        (world.request(replace, 9, replaced=host(2)), "so must be its successor"),
-        (world.request(replace, 9, replaced=host(3), ignored_nodes=(host(4),)), "cannot be ignored"),
+        (world.request(replace, 9, replaced=host(4)), "it is left"),
+        (world.request(replace, 9, replaced=host(2)), "it is in dc1/r2, the new node in dc1/r0"),
+        (world.request(replace, 9, replaced=host(3), ignored_nodes=(host(4),)), "node to ignore is no member"),
     ]
     for request, reason in cases:
         assert reason in world.refused(SubmitJoin(world.node(9, rack="r0"), request))
-    world.ask_to_join(world.node(9, rack="r0"), replaced=host(3), ignored_nodes=(host(1),))
+    first = world.ask_to_join(world.node(9, rack="r0"), replaced=host(3), ignored_nodes=(host(1),))
     assert world.snapshot.state.ignored_nodes == (host(1), host(3))
     second = world.request(replace, 10, replaced=host(3))
-    assert "already being replaced" in world.refused(SubmitJoin(world.node(10, rack="r0"), second))
+    refusal = f"node is already being replaced: 127.0.0.3: request {first.id}"
+    assert refusal in world.refused(SubmitJoin(world.node(10, rack="r0"), second))
+    assert refusal in submit(world, NodeRequestKind.REMOVE, 3)
 
 
 def test_a_replace_ends_what_the_dead_node_had_asked_for() -> None:
@@ -90,12 +102,15 @@ def test_requests_of_members() -> None:
     world, _ = cluster(3)
     assert "not a member" in submit(world, NodeRequestKind.LEAVE, 9)
     assert "cannot join again" in submit(world, NodeRequestKind.JOIN, 2)
-    assert "no other node of datacenter dc7" in submit(world, NodeRequestKind.REBUILD, 2, rebuild_source="dc7")
-    world.ask(NodeRequestKind.REBUILD, 2, rebuild_source="dc1")
+    assert "dc7; known are dc1" in submit(world, NodeRequestKind.REBUILD, 2, rebuild_source="dc7")
+    request = world.ask(NodeRequestKind.REBUILD, 2, rebuild_source="dc1")
     assert world.snapshot.node(host(2)).rebuild_source == "dc1"
-    assert "already has a request" in submit(world, NodeRequestKind.LEAVE, 2)
+    assert f"already has a request: 127.0.0.2: request {request.id}" in submit(world, NodeRequestKind.LEAVE, 2)
     world.ask_to_join(world.node(4))
-    assert "must be normal" in submit(world, NodeRequestKind.LEAVE, 4)
+    assert "it is none" in submit(world, NodeRequestKind.LEAVE, 4)
+    world.do(SetIgnoredNodes((host(3),)))
+    for kind in (NodeRequestKind.LEAVE, NodeRequestKind.REBUILD):
+        assert "node is excluded: 127.0.0.3" in submit(world, kind, 3)
 
 
 def test_too_few_may_not_remain() -> None:
@@ -208,19 +223,132 @@ def test_a_join_is_not_aborted_once_reads_use_the_new_ring() -> None:
     assert world.refused(AbortRequest(request.id, "", 1)) == "the request is already done"
 
 
-def test_a_leave_is_aborted_while_it_drains_and_not_later() -> None:
+S = NodeState
+T = TransitionState
+ABORTABLE: dict[NodeRequestKind, tuple[tuple[T | None, bool], ...]] = {
+    NodeRequestKind.JOIN: ((T.JOIN_GROUP0, True), (T.COMMIT_CDC_GENERATION, True), (T.WRITE_BOTH_READ_OLD, True)),
+    NodeRequestKind.REPLACE: ((T.JOIN_GROUP0, True), (T.TABLET_DRAINING, True), (T.WRITE_BOTH_READ_OLD, True)),
+    NodeRequestKind.LEAVE: (
+        (T.TABLET_DRAINING, True),
+        (T.WRITE_BOTH_READ_OLD, True),
+        (T.WRITE_BOTH_READ_NEW, False),
+        (T.LEFT_TOKEN_RING, False),
+    ),
+    NodeRequestKind.REMOVE: ((T.TABLET_DRAINING, True), (T.WRITE_BOTH_READ_OLD, True), (T.WRITE_BOTH_READ_NEW, False)),
+    NodeRequestKind.REBUILD: ((None, True),),
+}
+"""The states of each kind of request while it runs, and whether it can be aborted there."""
+ABORTS = [
+    pytest.param(kind, transition, allowed, id=f"{kind}-{transition}")
+    for kind, rows in ABORTABLE.items()
+    for transition, allowed in rows
+]
+
+
+def running(kind: NodeRequestKind, transition: T | None) -> tuple[World, Coordinator, RequestId]:
     world, coordinator = cluster(4)
-    world.create_table(4, 2)
-    request = world.ask(NodeRequestKind.LEAVE, 2)
-    coordinator.until(TransitionState.TABLET_DRAINING)
+    if kind in (NodeRequestKind.REMOVE, NodeRequestKind.REPLACE):
+        world.dead.add(host(2))
+    match kind:
+        case NodeRequestKind.JOIN:
+            request = world.ask_to_join(world.node(9))
+        case NodeRequestKind.REPLACE:
+            request = world.ask_to_join(world.node(9, rack="r2"), replaced=host(2))
+        case _:
+            request = world.ask(kind, 2)
     coordinator.step()
-    world.do(AbortRequest(request.id, "wrong node", world.now_ms))
+    if transition is not None:
+        coordinator.until(transition)
+    return world, coordinator, request.id
+
+
+@pytest.mark.parametrize(("kind", "transition", "allowed"), ABORTS)
+def test_when_a_running_request_can_be_aborted(kind: NodeRequestKind, transition: T | None, allowed: bool) -> None:
+    world, coordinator, request = running(kind, transition)
+    switched = world.snapshot.state.transition_since
+    if transition is T.LEFT_TOKEN_RING:
+        switched = TopologyVersion(switched - 1)
+    command = AbortRequest(request, "wrong node", world.now_ms)
+    if not allowed:
+        assert world.refused(command) == f"too late: reads use the new ring since version {switched}"
+        coordinator.settle()
+        assert world.outcome(request) is RequestOutcome.DONE
+        return
+    world.do(command)
+    node = world.snapshot.node_in_transition()
+    assert node is not None
+    onward = AdvanceNode(
+        host=node.host,
+        leaving=transition,
+        session=world.new_session(),
+        now_ms=world.now_ms,
+        fence=world.snapshot.version,
+    )
+    if transition not in (T.JOIN_GROUP0, T.COMMIT_CDC_GENERATION):
+        assert "aborted: wrong node" in world.refused(onward), "the abort came first"
     coordinator.settle()
-    assert world.snapshot.node(host(2)).state is NodeState.NORMAL
-    assert world.snapshot.node_requests[request.id].error == "aborted: wrong node"
-    late = world.ask(NodeRequestKind.LEAVE, 2)
-    coordinator.until(TransitionState.WRITE_BOTH_READ_OLD)
-    assert "too far" in world.refused(AbortRequest(late.id, "", 1))
+    stored = world.snapshot.node_requests[request]
+    assert (stored.outcome, stored.error) == (RequestOutcome.FAILED, "aborted: wrong node")
+    joins = kind in (NodeRequestKind.JOIN, NodeRequestKind.REPLACE)
+    assert world.snapshot.node(stored.host).state is (S.LEFT if joins else S.NORMAL)
+    assert world.snapshot.node(host(2)).state is S.NORMAL
+    assert not world.snapshot.sessions
+    assert world.snapshot.state.ignored_nodes == ()
+
+
+def test_every_state_before_the_point_of_no_return_is_in_the_table_of_aborts() -> None:
+    going_back = (T.ROLLBACK_TO_NORMAL, T.TABLET_MIGRATION)
+    for kind, start in REQUEST_STARTS.items():
+        state = start.target.state
+        forward = {place for subject, place in NODE_TABLE if subject is state and place not in going_back}
+        if kind in (NodeRequestKind.JOIN, NodeRequestKind.REPLACE):
+            forward -= {T.WRITE_BOTH_READ_NEW, T.LEFT_TOKEN_RING}
+        assert forward == {transition for transition, _ in ABORTABLE[kind]}
+
+
+def test_the_rollback_of_an_aborted_leave_is_not_aborted_again() -> None:
+    world, coordinator, request = running(NodeRequestKind.LEAVE, T.WRITE_BOTH_READ_OLD)
+    world.do(AbortRequest(request, "wrong node", world.now_ms))
+    coordinator.until(T.ROLLBACK_TO_NORMAL)
+    assert "rolled back already: aborted: wrong node" in world.refused(AbortRequest(request, "", 1))
+
+
+@pytest.mark.parametrize("kind", [NodeRequestKind.REMOVE, NodeRequestKind.REPLACE])
+def test_a_failed_request_gives_back_whom_it_excluded(kind: NodeRequestKind) -> None:
+    world, _ = cluster(5)
+    world.dead |= {host(2), host(3), host(4)}
+    world.do(ExcludeHosts((Exclusion(host=host(4), since_ms=1, by=host(1)),)))
+    rack = world.snapshot.node(host(2)).rack
+    ignored = (host(3), host(4))
+    if kind is NodeRequestKind.REPLACE:
+        request = world.ask_to_join(world.node(9, rack=rack), replaced=host(2), ignored_nodes=ignored)
+    else:
+        request = world.ask(kind, 2, ignored_nodes=ignored)
+    other = world.ask(NodeRequestKind.REMOVE, 5, ignored_nodes=(host(3),))
+    version = world.snapshot.version
+    world.do(AbortRequest(request.id, "", world.now_ms))
+    assert excluded(world) == [3, 4, 5], "another request, and failover"
+    assert world.snapshot.version == version + 1, "the nodes must see it"
+    world.do(AbortRequest(other.id, "", world.now_ms))
+    assert excluded(world) == [4]
+
+
+def excluded(world: World) -> list[int]:
+    return [one.int for one in world.snapshot.excluded_hosts]
+
+
+def test_after_a_success_the_ignored_nodes_stay_excluded() -> None:
+    world, coordinator = cluster(5)
+    world.dead |= {host(2), host(3)}
+    world.ask(NodeRequestKind.REMOVE, 2, ignored_nodes=(host(3),))
+    coordinator.settle()
+    assert world.snapshot.node(host(2)).state is NodeState.LEFT
+    assert excluded(world) == [3]
+    later = world.ask(NodeRequestKind.REMOVE, 3)
+    world.do(AbortRequest(later.id, "", world.now_ms))
+    assert excluded(world) == [3], "it is excluded until it is recovered"
+    world.do(IncludeHost(host(3)))
+    assert excluded(world) == []
 
 
 def test_requests_for_new_streams_are_shared() -> None:
@@ -231,6 +359,53 @@ def test_requests_for_new_streams_are_shared() -> None:
     coordinator.settle()
     assert world.outcome(first.id) is RequestOutcome.DONE
     assert world.snapshot.state.global_requests == ()
+
+
+def test_new_streams_are_aborted_until_their_generation_is_committed() -> None:
+    world, coordinator = cluster(2)
+    request = world.ask_global(CDC)
+    coordinator.until(TransitionState.COMMIT_CDC_GENERATION)
+    generation = world.snapshot.state.new_cdc_generation
+    assert generation is not None
+    assert world.snapshot.global_requests[request.id].generation == generation
+    world.do(AbortRequest(request.id, "not now", world.now_ms))
+    ended = world.snapshot.global_requests[request.id]
+    assert (ended.outcome, ended.error) == (RequestOutcome.FAILED, "aborted: not now")
+    assert (world.snapshot.transition, world.snapshot.state.new_cdc_generation) == (None, None)
+    late = CommitCdcGeneration(
+        timestamp_ms=world.now_ms, session=world.new_session(), now_ms=1, fence=world.snapshot.version
+    )
+    assert "no CDC generation is to be committed" in world.refused(late)
+    (dropped,) = [one for one in side_steps(world.snapshot, world.liveness) if isinstance(one, DropAbandoned)]
+    assert dropped.generations == (generation,)
+
+
+def commit_streams_of(world: World, tokens: list[int]) -> None:
+    generation = GenerationId(int=world.new_id().int)
+    part = CdcGenerationPart(tuple(CdcRange(token, (b"0123456789abcdef",), 12) for token in sorted(tokens)))
+    world.do(WriteCdcPart(generation=generation, part_count=1, number=0, part=part))
+    request = world.ask_global(CDC)
+    world.do(StartCdcCommit(request.id, generation))
+    now, fence = world.now_ms, world.snapshot.version
+    world.do(CommitCdcGeneration(timestamp_ms=now, session=world.new_session(), now_ms=now, fence=fence))
+
+
+def test_there_is_nothing_to_repair_if_the_newest_streams_are_those_of_the_ring() -> None:
+    world, coordinator = cluster(2)
+    ring = [token for node in world.snapshot.members() for token in node.tokens]
+    assert not has_current_streams(world.snapshot)
+    commit_streams_of(world, ring[1:])
+    assert not has_current_streams(world.snapshot), "a vnode has no streams"
+    commit_streams_of(world, ring)
+    assert has_current_streams(world.snapshot)
+    count = len(world.snapshot.cdc_generations)
+    request = world.ask_global(CDC)
+    coordinator.settle()
+    ended = world.snapshot.global_requests[request.id]
+    assert (ended.outcome, ended.generation) == (RequestOutcome.DONE, None)
+    assert len(world.snapshot.cdc_generations) == count
+    commit_streams_of(world, [*ring, 5])
+    assert not has_current_streams(world.snapshot), "streams of a vnode that is gone"
 
 
 def test_a_failed_commit_of_a_generation_is_answered() -> None:

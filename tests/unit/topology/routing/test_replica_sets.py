@@ -3,7 +3,17 @@ from dataclasses import replace
 
 import msgspec
 import pytest
-from tests.unit.topology.small_cluster import TABLE, cluster, host, network, node, one_tablet, replica, simple
+from tests.unit.topology.small_cluster import (
+    TABLE,
+    cluster,
+    host,
+    network,
+    node,
+    one_tablet,
+    replica,
+    request_id,
+    simple,
+)
 
 from ebla.model.consistency import ConsistencyLevel, RequiredReplies
 from ebla.model.identity import HostId, TableId
@@ -12,9 +22,15 @@ from ebla.topology.node_states import NODE_TABLE
 from ebla.topology.routing.replica_sets import ReplicaSets, token_replicas
 from ebla.topology.routing.static_sharding import static_shard
 from ebla.topology.routing.vnode_ring import RING_USES, next_ring, previous_ring
-from ebla.topology.routing.vnode_streams import RangeStream, ring_streams, stream_sources
-from ebla.topology.snapshot import Snapshot
-from ebla.topology.states import NodeState, TabletStage, TransitionKind, TransitionState
+from ebla.topology.routing.vnode_streams import (
+    RangeStream,
+    ring_streams,
+    skipped_parts,
+    stream_sources,
+    why_streams_fail,
+)
+from ebla.topology.snapshot import NodeRequest, Snapshot
+from ebla.topology.states import NodeRequestKind, NodeState, TabletStage, TransitionKind, TransitionState
 from ebla.topology.tablet_map import ReplicaSet, TabletTransition, tablet_map
 from ebla.topology.tablet_stages import STAGES, Selector
 
@@ -340,3 +356,58 @@ def test_the_rings_of_nobody_stream_nothing() -> None:
 def test_where_nobody_loses_the_range_all_are_merged() -> None:
     assert stream_sources((host(1), host(2)), (host(1), host(2), host(3)), ()) == (host(1), host(2))
     assert stream_sources((host(1), host(2)), (host(1), host(2), host(3)), (host(2),)) == (host(1),)
+
+
+def test_a_rebuilt_node_streams_all_it_has_from_all_others() -> None:
+    snapshot = ring_of(changing=NodeState.REBUILDING, transition=None)
+    assert streams(snapshot) == [
+        RangeStream(TokenRange(Token(30), Token(10)), (host(1),), (host(4),)),
+        RangeStream(TokenRange(Token(10), Token(15)), (host(2),), (host(4),)),
+    ]
+    assert [each.sources for each in streams(snapshot, host(1))] == [(), (host(2),)]
+
+
+def test_a_rebuild_streams_from_one_datacenter_if_that_is_wanted() -> None:
+    snapshot = ring_of(changing=NodeState.REBUILDING, transition=None)
+    away = msgspec.structs.replace(snapshot.node(host(1)), rack="r9")
+    subject = msgspec.structs.replace(snapshot.node(host(4)), rebuild_source="dc2")
+    nodes = snapshot.nodes.put(host(1), away).put(host(4), subject)
+    assert [each.sources for each in streams(replace(snapshot, nodes=nodes))] == [(), ()]
+
+
+def test_hosts_that_are_not_pending_get_no_stream() -> None:
+    removed = ring_of(changing=NodeState.REMOVING, transition=T.WRITE_BOTH_READ_OLD)
+    request = NodeRequest(
+        id=request_id(1),
+        kind=NodeRequestKind.REMOVE,
+        host=host(4),
+        initiator=host(1),
+        start_ms=1,
+        excluded_at_start=(host(2),),
+    )
+    subject = msgspec.structs.replace(removed.node(host(4)), request=request.id)
+    running = replace(
+        removed, nodes=removed.nodes.put(host(4), subject), node_requests=removed.node_requests.put(request.id, request)
+    )
+    gaining = {each.destinations for each in streams(removed, host(4))}
+    assert (host(2),) in gaining
+    assert {each.destinations for each in streams(running, host(4), host(2))} == gaining - {(host(2),)}
+
+
+def test_what_no_replica_has_is_named_by_table() -> None:
+    removed = ring_of(changing=NodeState.REMOVING, transition=T.WRITE_BOTH_READ_OLD)
+    state = msgspec.structs.replace(removed.state, ignored_nodes=(host(1), host(2), host(4)))
+    assert skipped_parts(removed) == ()
+    (line,) = skipped_parts(replace(removed, state=state))
+    assert line.endswith(": 2 ranges lost, because no replica of them remains")
+    leaving = ring_of(changing=NodeState.DECOMMISSIONING, transition=T.WRITE_BOTH_READ_OLD)
+    assert skipped_parts(replace(leaving, state=state)) == ()
+
+
+def test_a_lost_source_is_named() -> None:
+    leaving = ring_of(changing=NodeState.DECOMMISSIONING, transition=T.WRITE_BOTH_READ_OLD)
+    assert why_streams_fail(leaving, ()) == ""
+    assert why_streams_fail(leaving, (host(3),)) == ""
+    found = why_streams_fail(leaving, (host(4),))
+    assert leaving.node(host(4)).address in found
+    assert found.endswith("is unreachable")

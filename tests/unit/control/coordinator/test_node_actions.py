@@ -10,7 +10,7 @@ from tests.unit.topology.world import Coordinator as Driver
 from tests.unit.topology.world import World, cluster, host
 
 from ebla.control.coordinator.coordinator_deps import CoordinatorRun
-from ebla.control.coordinator.join_actions import JoinActions, SilentHosts
+from ebla.control.coordinator.node_actions import NodeActions, SilentHosts
 from ebla.control.coordinator.wait_causes import WaitCauses
 from ebla.group0.join_admission import learner_of
 from ebla.group0.operations import UNFINISHED_OPERATION_KEY, OperationKind, UnfinishedOperation
@@ -54,13 +54,13 @@ ADVANCE = AdvanceNode(host=host(NEW), leaving=TransitionState.WRITE_BOTH_READ_NE
 async def test_nothing_advances_a_host_whose_addition_is_unfinished() -> None:
     run = Run(operated=NEW)
     with pytest.raises(Stale, match="add_learner"):
-        await JoinActions(cast("CoordinatorRun", run), SilentHosts())._commit_for(run.node, ADVANCE)
+        await NodeActions(cast("CoordinatorRun", run), SilentHosts())._commit_for(run.node, ADVANCE)
     assert run.committed == []
 
 
 async def test_an_operation_on_another_host_stops_nothing() -> None:
     run = Run(operated=2)
-    await JoinActions(cast("CoordinatorRun", run), SilentHosts())._commit_for(run.node, ADVANCE)
+    await NodeActions(cast("CoordinatorRun", run), SilentHosts())._commit_for(run.node, ADVANCE)
     assert run.committed == [ADVANCE]
 
 
@@ -89,7 +89,7 @@ class Silence:
         )
         deps = SimpleNamespace(topology=topology, settings=lambda: TopologySettings(peer_timeout_ms=5_000))
         run = SimpleNamespace(deps=deps, causes=self.causes, snapshot=self.world.snapshot)
-        self.actions = JoinActions(cast("CoordinatorRun", run), self.silent)
+        self.actions = NodeActions(cast("CoordinatorRun", run), self.silent)
         self.seen = ""
 
     async def wait_all(

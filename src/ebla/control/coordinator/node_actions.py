@@ -1,23 +1,23 @@
-"""What the coordinator does in each state of a join. Every action can be repeated, by this leader or the next."""
+"""What the coordinator does in each row of the node table. Every action can be repeated, by this leader or the next."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
 import msgspec
 
-from ebla.control.coordinator.coordinator_deps import CoordinatorRun
+from ebla.control.coordinator.coordinator_deps import NO_FENCE, CoordinatorRun
 from ebla.control.coordinator.rejections import send_response
 from ebla.control.coordinator.wait_causes import Subject, WaitKind
 from ebla.control.fault_points import FaultPoint
 from ebla.group0.join_admission import learner_of
 from ebla.group0.join_messages import JoinNodeResponse
-from ebla.group0.members import member_key
+from ebla.group0.members import MemberRole, member_key
 from ebla.group0.operations import Operation, OperationKind, read_record
 from ebla.model.errors import EblaError, Stale
-from ebla.model.identity import Address, HostId, RequestId, SessionId, TableId, TopologyVersion
+from ebla.model.identity import Address, HostId, RequestId, SessionId, TopologyVersion
 from ebla.topology.cdc_generations import (
     generation_commits,
     generation_parts,
@@ -32,15 +32,18 @@ from ebla.topology.commands import (
     Command,
     CommitCdcGeneration,
     CompleteRequest,
+    RaiseFence,
     RollBackNode,
+    StartNodeRequest,
 )
 from ebla.topology.next_step import DriveNode, RollBack
-from ebla.topology.node_states import node_row
-from ebla.topology.routing.vnode_streams import RangeStream, has_streams, ring_streams
+from ebla.topology.node_states import NodeAction, NodeRow, node_row
+from ebla.topology.request_queue import JOINING_KINDS
+from ebla.topology.routing.vnode_streams import has_streams, skipped_parts, sources_among, why_streams_fail
 from ebla.topology.snapshot import GenerationId, Node, NodeRequest, Snapshot
-from ebla.topology.states import NodeState, TransitionState
+from ebla.topology.states import NodeRequestKind, NodeState, TransitionState
 from ebla.topology.token_allocation import choose_tokens
-from ebla.wire.topology_messages import StopNodeRequest, StreamOrder, StreamProgress, StreamResult
+from ebla.wire.topology_messages import LEFT_AS_REQUESTED, StopNodeRequest, StreamOrder, StreamProgress, StreamResult
 from ebla.wire.verbs import JOIN_NODE_RESPONSE, STOP_NODE
 
 STOP_MS = 10_000
@@ -84,7 +87,7 @@ def awaited_hosts(snapshot: Snapshot) -> tuple[HostId, ...]:
     )
 
 
-class JoinActions:
+class NodeActions:
     def __init__(self, run: CoordinatorRun, silent: SilentHosts) -> None:
         self._run = run
         self._deps = run.deps
@@ -95,29 +98,33 @@ class JoinActions:
         self._accepted: RequestId | None = None
         """The join whose node has answered the acceptance."""
         self._streamed: SessionId | None = None
+        self._actions: Mapping[NodeAction, Callable[[Node, NodeRow], Coroutine[Any, Any, None]]] = {
+            NodeAction.NOTHING: self._pass,
+            NodeAction.ADMIT: self._admit,
+            NodeAction.COMMIT_GENERATION: self._commit_generation,
+            NodeAction.DRAIN_TABLETS: self._pass,
+            NodeAction.STREAM: self._stream,
+            NodeAction.LEAVE_GROUP0: self._leave,
+            NodeAction.MOVE_TABLETS: self._pass,
+        }
 
     # ---- start and drive
 
     async def start(self, request: NodeRequest) -> None:
-        """The keys of the addition start the request: row `bootstrapping`, transition `join_group0`."""
-        await self._add_learner(self._run.snapshot.node(request.host), request.id)
+        """The keys of the addition of a new node start its request."""
+        if request.kind in JOINING_KINDS:
+            await self._add_learner(self._run.snapshot.node(request.host), request.id)
+            return
+        session = self._new_session() if request.kind is NodeRequestKind.REBUILD else None
+        await self._run.commit((StartNodeRequest(request.id, session),))
 
     async def drive(self, step: DriveNode) -> None:
-        node, transition = self._run.snapshot.node(step.host), self._run.snapshot.transition
-        assert transition is not None, "a join has a transition state"
-        await self._reach(transition, "entered")
-        actions: Mapping[TransitionState, Callable[[Node], Coroutine[Any, Any, None]]] = {
-            TransitionState.JOIN_GROUP0: self._admit,
-            TransitionState.COMMIT_CDC_GENERATION: self._commit_generation,
-            TransitionState.WRITE_BOTH_READ_OLD: self._stream,
-            TransitionState.WRITE_BOTH_READ_NEW: self._switch_reads,
-            TransitionState.LEFT_TOKEN_RING: self._leave,
-        }
-        await actions[transition](node)
+        await self._reach(step.row, "entered")
+        await self._actions[step.row.action](self._run.snapshot.node(step.host), step.row)
 
     async def roll_back(self, step: RollBack) -> None:
-        """A node that has not answered its acceptance is removed and its row becomes `left` in the same step; a later
-        one has to leave the ring first."""
+        """A new node that has not answered its acceptance is removed and its row becomes `left` in the same step; a
+        later one has to leave the ring first."""
         node, snapshot = self._run.snapshot.node(step.host), self._run.snapshot
         request = snapshot.request_of(node)
         if snapshot.transition is TransitionState.JOIN_GROUP0 and (request is None or self._accepted != request.id):
@@ -130,9 +137,12 @@ class JoinActions:
             host=node.host, leaving=self._run.snapshot.transition, reason=why, now_ms=self._deps.topology.now_ms()
         )
 
+    def _new_session(self) -> SessionId:
+        return SessionId(self._deps.topology.rng.uuid())
+
     # ---- join_group0
 
-    async def _admit(self, node: Node) -> None:
+    async def _admit(self, node: Node, row: NodeRow) -> None:
         request = node.request
         assert request is not None, "INV-NODE-6: a node that joins has an open request"
         await self._add_learner(node, request)
@@ -140,19 +150,23 @@ class JoinActions:
             await self._accept(node, request)
             if self._accepted != request:
                 return
-        await self._reach(TransitionState.JOIN_GROUP0, "after_action")
+        await self._reach(row, "after_action")
         tokens = choose_tokens(self._run.snapshot, node)
-        generation = GenerationId(bytes=self._deps.topology.rng.bytes(16))
+        if node.state is NodeState.REPLACING:  # the ring has the same tokens as before
+            await self._reach(row, "before_commit")
+            await self._run.commit((ChooseTokens(node.host, tokens, None),))
+            return
         ring = [each for each in ring_owners(self._run.snapshot) if each.host != node.host]
         owners = [*ring, msgspec.structs.replace(node, tokens=tokens)]
         parts = generation_parts(generation_ranges(owners, self._deps.topology.rng))
         if why := why_too_large(parts):
             await self._run.commit((self._rolling_back(node, why),))
             return
+        generation = GenerationId(bytes=self._deps.topology.rng.bytes(16))
         *first, last = generation_commits(generation, parts)
         for commands in first:
             await self._run.commit(commands)
-        await self._reach(TransitionState.JOIN_GROUP0, "before_commit")
+        await self._reach(row, "before_commit")
         await self._run.commit((*last, ChooseTokens(node.host, tokens, generation)))
 
     async def _add_learner(self, node: Node, request: RequestId) -> None:
@@ -235,7 +249,12 @@ class JoinActions:
         since = snapshot.state.transition_since
         if subject is not None and self._passed[0] == since:
             return self._passed[1]
-        version = snapshot.version
+        await self.wait_version(snapshot.version, subject)
+        self._passed = (since, snapshot.version)
+        return snapshot.version
+
+    async def wait_version(self, version: TopologyVersion, subject: Subject) -> None:
+        """Until every node has it."""
 
         def explain(missing: Mapping[HostId, str]) -> None:
             if self._explain_silence(subject, (host for host in self._given_up_if_silent() if host in missing)):
@@ -246,69 +265,102 @@ class JoinActions:
 
         await self._deps.topology.barriers.wait_all(version, lambda: awaited_hosts(self._run.snapshot), explain)
         self._run.causes.clear(subject)
-        self._passed = (since, version)
-        return version
 
     def _given_up_if_silent(self) -> tuple[HostId, ...]:
-        """The new node, as long as its join can be rolled back."""
+        """The node of the operation, as long as that can be rolled back. A removed one is dead."""
         node = self._run.snapshot.node_in_transition()
         row = None if node is None else node_row(node.state, self._run.snapshot.transition)
-        return () if node is None or row is None or row.on_failure is None else (node.host,)
+        if node is None or row is None or row.on_failure is None or node.state is NodeState.REMOVING:
+            return ()
+        return (node.host,)
 
-    async def _barrier_of(self, node: Node, transition: TransitionState) -> TopologyVersion:
+    async def _barrier_of(self, node: Node, row: NodeRow) -> TopologyVersion:
+        if not row.barrier:
+            return NO_FENCE
         version = await self.barrier(node.request)
-        await self._reach(transition, "after_barrier")
+        await self._reach(row, "after_barrier")
         return version
 
-    async def _commit_generation(self, node: Node) -> None:
-        fence = await self._barrier_of(node, TransitionState.COMMIT_CDC_GENERATION)
+    async def _commit_generation(self, node: Node, row: NodeRow) -> None:
+        fence = await self._barrier_of(node, row)
+        await self._reach(row, "before_commit")
+        await self._commit_for(node, self.generation_commit(fence))
+
+    def generation_commit(self, fence: TopologyVersion) -> CommitCdcGeneration:
         snapshot, now_ms = self._run.snapshot, self._deps.topology.now_ms()
         newest_ms = max((each.timestamp_ms or 0 for each in snapshot.cdc_generations.values()), default=None)
-        timestamp_ms = generation_timestamp_ms(now_ms, self._deps.settings().ring_delay_ms, newest_ms)
-        await self._reach(TransitionState.COMMIT_CDC_GENERATION, "before_commit")
-        await self._commit_for(
-            node,
-            CommitCdcGeneration(
-                timestamp_ms=timestamp_ms,
-                session=SessionId(self._deps.topology.rng.uuid()),
-                now_ms=now_ms,
-                fence=fence,
-            ),
+        return CommitCdcGeneration(
+            timestamp_ms=generation_timestamp_ms(now_ms, self._deps.settings().ring_delay_ms, newest_ms),
+            session=self._new_session(),
+            now_ms=now_ms,
+            fence=fence,
         )
 
-    async def _stream(self, node: Node) -> None:
+    async def _stream(self, node: Node, row: NodeRow) -> None:
         """Checkpoints of the sources are taken after the barrier: they have every write that is not sent to both
-        rings."""
-        fence = await self._barrier_of(node, TransitionState.WRITE_BOTH_READ_OLD)
-        session = self._run.snapshot.state.session
+        rings. A rebuild needs no barrier, because the node is a replica already and gets every write."""
+        fence = await self._barrier_of(node, row)
+        snapshot = self._run.snapshot
+        session = snapshot.state.session
         assert session is not None, "the commit that entered the state opened it"
-        if self._streamed != session and has_streams(self._run.snapshot):
-            failure = await self._run_streams(node, session, fence)
+        if self._streamed != session and has_streams(snapshot):
+            failure = await self._run_streams(node, session, fence or snapshot.version)
             if failure:
                 await self._run.commit((self._rolling_back(node, failure),))
                 return
         self._streamed = session
-        await self._advance(node, TransitionState.WRITE_BOTH_READ_OLD, fence)
+        await self._advance(node, row, fence)
 
-    async def _switch_reads(self, node: Node) -> None:
-        fence = await self._barrier_of(node, TransitionState.WRITE_BOTH_READ_NEW)
-        await self._advance(node, TransitionState.WRITE_BOTH_READ_NEW, fence)
+    async def _pass(self, node: Node, row: NodeRow) -> None:
+        """Rows in which nothing but the barrier is to be done. Tablets are moved by steps of their own."""
+        fence = await self._barrier_of(node, row)
+        if row.next.transition is TransitionState.LEFT_TOKEN_RING:
+            await self._wait_demoted(node)
+        await self._advance(node, row, fence)
 
-    async def _advance(self, node: Node, transition: TransitionState, fence: TopologyVersion) -> None:
-        await self._reach(transition, "after_action")
-        await self._reach(transition, "before_commit")
+    async def _advance(self, node: Node, row: NodeRow, fence: TopologyVersion) -> None:
+        await self._reach(row, "after_action")
+        await self._reach(row, "before_commit")
+        dead = _dead_host(node, row)
+        if dead is not None:
+            await self._run.remove(dead, f"by request {node.request}", fence)
+            return
+        opens = node_row(row.next.state, row.next.transition)
         streamed = NO_STREAMS if node.request is None else self._run.progress.get(node.request, NO_STREAMS)
         await self._commit_for(
             node,
             AdvanceNode(
                 host=node.host,
-                leaving=transition,
+                leaving=row.here.transition,
+                session=self._new_session() if opens is not None and opens.session else None,
                 now_ms=self._deps.topology.now_ms(),
                 fence=fence,
                 streamed_bytes=streamed.bytes_moved,
                 streamed_ranges=streamed.ranges_done,
+                skipped=self._skipped(row),
             ),
         )
+
+    def _skipped(self, row: NodeRow) -> tuple[str, ...]:
+        if row.action is not NodeAction.STREAM:
+            return ()
+        skipped = skipped_parts(self._run.snapshot)
+        for line in skipped:
+            self._deps.topology.report("topology.skipped", {"part": line})
+        return skipped
+
+    async def _wait_demoted(self, node: Node) -> None:
+        """The node loses its tokens next, and then it is stopped: it must not vote any more. Until the topology is in
+        this state it may lead; the choice of voters demotes it now, which begins with a transfer of leadership."""
+        store = self._deps.topology.group0.running.store
+        while (member := store.members.get(member_key(node.host))) and member.role is MemberRole.VOTER:
+            self._run.handle.check_effect()
+            if node.host == self._deps.topology.group0.config.member.host:
+                self._run.causes.set(node.request, WaitKind.TRANSFER, ": no other voter is caught up")
+            else:
+                self._run.causes.set(node.request, WaitKind.UNFINISHED, f": {node.address} still votes in group 0")
+            await asyncio.sleep(TICK_S)
+        self._run.causes.clear(node.request)
 
     async def _commit_for(self, node: Node, command: Command) -> None:
         """Nothing advances a host whose addition is unfinished: the janitor may still undo it."""
@@ -333,17 +385,17 @@ class JoinActions:
                     return ""
                 if result is not None and result.is_final:
                     return result.error
-                if lost := self._lost_source():
-                    return lost
-                self._explain_streams(request, node, result)
+                if failure := self._why_streams_fail():
+                    return failure
+                self._explain_streams(request, result)
                 await streams.changed.wait(TICK_S)
         finally:
             streams.give(None)
 
-    def _explain_streams(self, request: RequestId, node: Node, result: StreamResult | None) -> None:
+    def _explain_streams(self, request: RequestId, result: StreamResult | None) -> None:
         causes, down = self._run.causes, frozenset(self._silent.since_ms)
-        sources = (host for _, _, host in self._streams_from(down))
-        if self._explain_silence(request, chain((node.host,), sources)):
+        sources = (host for _, _, host in sources_among(self._run.snapshot, down))
+        if self._explain_silence(request, chain(self._given_up_if_silent(), sources)):
             return
         if result is None:
             causes.set(request, WaitKind.PIPELINE, ": it has not taken the order yet")
@@ -354,39 +406,32 @@ class JoinActions:
         else:
             causes.clear(request)
 
-    def _lost_source(self) -> str:
-        """A source that is unreachable for `peer_timeout_ms` and not excluded."""
+    def _why_streams_fail(self) -> str:
+        """A source is unreachable for `peer_timeout_ms`. Of destinations, the next step decides the same."""
         boot_ms = self._deps.topology.clock.boot_ms()
         lost = self._silent.lost(self._deps.settings().peer_timeout_ms, boot_ms)
-        snapshot = self._run.snapshot
-        for table, stream, gone in self._streams_from(lost):
-            name, where = snapshot.tables[table].full_name, snapshot.node(gone).address
-            part = f"tokens after {stream.range.start} up to {stream.range.end}"
-            return f"{where}, the source of {name}, {part}, is unreachable"
-        return ""
-
-    def _streams_from(self, hosts: frozenset[HostId]) -> Iterator[tuple[TableId, RangeStream, HostId]]:
-        snapshot = self._run.snapshot
-        for table in sorted(snapshot.tables) if hosts else ():
-            if snapshot.on_tablets(table):
-                continue
-            for stream in ring_streams(snapshot, snapshot.replication_of(table)):
-                for host in stream.sources:
-                    if host in hosts:
-                        yield table, stream, host
+        return why_streams_fail(self._run.snapshot, lost)
 
     # ---- left_token_ring
 
-    async def _leave(self, node: Node) -> None:
-        """The request is answered before the node is stopped; then the node leaves group 0, and its row is `left`."""
-        reason = self._error_of(self._run.snapshot, node)
-        fence = await self._barrier_of(node, TransitionState.LEFT_TOKEN_RING)
-        if self._run.snapshot.node(node.host).request is not None:
-            await self._run.commit((CompleteRequest(node.host, self._deps.topology.now_ms()),))
-        await self._reach(TransitionState.LEFT_TOKEN_RING, "after_action")
-        await self._stop(node, reason)
-        await self._reach(TransitionState.LEFT_TOKEN_RING, "before_commit")
-        await self._run.remove(node.host, reason, fence)
+    async def _leave(self, node: Node, row: NodeRow) -> None:
+        """The request is answered before the node is stopped; then the node leaves group 0, and its row is `left`.
+        A leader that finds the request answered knows by the fence that the barrier has passed."""
+        snapshot = self._run.snapshot
+        error, is_rolled_back = self._error_of(snapshot, node), node.state is not NodeState.DECOMMISSIONING
+        fence = snapshot.fence
+        if node.request is not None or fence < snapshot.state.transition_since:
+            fence = await self._barrier_of(node, row)
+        if node.request is not None:
+            await self._run.commit((RaiseFence(fence), CompleteRequest(node.host, self._deps.topology.now_ms())))
+        if not is_rolled_back:
+            await self._deps.reach(FaultPoint.LEAVE_REQUEST_DONE)
+        await self._reach(row, "after_action")
+        await self._stop(node, error if is_rolled_back else LEFT_AS_REQUESTED)
+        if not is_rolled_back:
+            await self._deps.reach(FaultPoint.LEAVE_STOP_SENT)
+        await self._reach(row, "before_commit")
+        await self._run.remove(node.host, error if is_rolled_back else "it has left the cluster", fence)
 
     async def _stop(self, node: Node, reason: str) -> None:
         """For a limited time: it also ends when it sees its row, or that it was removed."""
@@ -412,5 +457,22 @@ class JoinActions:
 
     # ---- fault points
 
-    async def _reach(self, transition: TransitionState, place: str) -> None:
-        await self._deps.reach(FaultPoint(f"topology.{transition}.{place}"))
+    async def _reach(self, row: NodeRow, place: str) -> None:
+        transition = row.here.transition
+        if transition is not None:
+            await self._deps.reach(FaultPoint(f"topology.{transition}.{place}"))
+        else:
+            await self._deps.reach(FaultPoint(f"rebuild.{'started' if place == 'entered' else place}"))
+
+
+def _dead_host(node: Node, row: NodeRow) -> HostId | None:
+    """The host whose removal from group 0 is the last commit of the operation."""
+    if row.here.transition is not TransitionState.WRITE_BOTH_READ_NEW:
+        return None
+    match node.state:
+        case NodeState.REMOVING:
+            return node.host
+        case NodeState.REPLACING:
+            return node.replaced
+        case _:
+            return None
