@@ -49,7 +49,7 @@ MUTATIONS = (
     Mutation(
         name="requests-done-before-the-last-barrier",
         module="ebla.client.request_following",
-        function="RequestFollower.look",
+        function="RequestFollower.check",
         find="request.is_open or open_report(report, self.request) is not None",
         replace="request.is_open",
         check=FOLLOWED,
