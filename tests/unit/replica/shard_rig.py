@@ -129,10 +129,12 @@ class ShardRig:
         self.server, self.writer, self.streams = server, server.writer, server.streams
         self.checkpoints, self.adoptions = server.checkpoints, server.adoptions
         self._index = 0
+        self.index_is_version = False
+        """Whether revisions go on where those of an earlier life of the shard ended."""
 
     async def follow(self, snapshot: Snapshot) -> View:
         """The next version, prepared and installed."""
-        self._index = max(self._index + 1, snapshot.version)
+        self._index = snapshot.version if self.index_is_version else self._index + 1
         before = self.view.current if self.view.is_known else None
         view = view_of(snapshot, Revision(HISTORY, self._index), before)
         await self.stacks.prepare(view)

@@ -7,14 +7,27 @@ from pathlib import Path
 
 import pytest
 from tests.async_tests import runs_in
-from tests.unit.replica.shard_rig import OWN, ShardRig, in_shard, read_of, small_cluster, write_of
-from tests.unit.storage.small_table import SMALL, partition_token
-from tests.unit.storage.store_rig import Rig, limits, open_new_store, plain
-from tests.unit.topology.small_cluster import network, node, request_id
+from tests.unit.replica.ring_of_two import (
+    ALONE,
+    FRESH,
+    JOINED,
+    JOINED_READ_NEW,
+    JOINING,
+    LEAVING,
+    LEAVING_READ_NEW,
+    LEFT,
+    OLD,
+    OURS,
+    ROLLING_BACK,
+    at,
+)
+from tests.unit.replica.shard_rig import OWN, ShardRig, in_shard, read_of, write_of
+from tests.unit.storage.small_table import SMALL
+from tests.unit.storage.store_rig import Rig, limits, open_new_store
+from tests.unit.topology.small_cluster import network
 
 from ebla.model.errors import DeadlineExceeded, Refused
-from ebla.model.identity import TopologyVersion
-from ebla.model.token import WHOLE_RING, Token, TokenRange
+from ebla.model.token import WHOLE_RING
 from ebla.replica.compaction import CompactionLoop
 from ebla.replica.replica_context import ReplicaLimits
 from ebla.runtime.file_disk import FileDisk
@@ -26,37 +39,9 @@ from ebla.storage.layers.layer import Item
 from ebla.storage.layers.rocks_engine import RocksEngine
 from ebla.storage.stack import Stack
 from ebla.topology.frozen_map import FrozenMap
-from ebla.topology.snapshot import Keyspace, Snapshot, TopologyState
-from ebla.topology.states import NodeState, TransitionState
+from ebla.topology.snapshot import Keyspace
 
 GC = GcContext(now_s=0, replication_factor=1)
-B_TOKEN, A_TOKEN = Token(0), Token(1 << 62)
-TAKEN = TokenRange(A_TOKEN, B_TOKEN)
-"""The range that B takes when it joins, and that A gains when B leaves."""
-OURS = next(plain(number, 0, 5) for number in range(40) if partition_token(number) not in TAKEN)
-OLD, FRESH = [plain(number, 0, 5) for number in range(40) if partition_token(number) in TAKEN][:2]
-
-ALONE = (NodeState.NONE, None)
-JOINING = (NodeState.BOOTSTRAPPING, TransitionState.WRITE_BOTH_READ_OLD)
-JOINED_READ_NEW = (NodeState.BOOTSTRAPPING, TransitionState.WRITE_BOTH_READ_NEW)
-JOINED = (NodeState.NORMAL, None)
-LEAVING = (NodeState.DECOMMISSIONING, TransitionState.WRITE_BOTH_READ_OLD)
-LEAVING_READ_NEW = (NodeState.DECOMMISSIONING, TransitionState.WRITE_BOTH_READ_NEW)
-LEFT = (NodeState.LEFT, None)
-ROLLING_BACK = (NodeState.DECOMMISSIONING, TransitionState.ROLLBACK_TO_NORMAL)
-
-
-def at(version: int, second: tuple[NodeState, TransitionState | None], request: int = 0) -> Snapshot:
-    """This node, which owned the whole ring, and B. `request`: of the operation, if B joins or leaves repeatedly."""
-    state, transition = second
-    of_request = None if transition is None else request_id(100 * list(NodeState).index(state) + request)
-    nodes = [node(1, tokens=(A_TOKEN,)), node(2, state=state, tokens=(B_TOKEN,), request=of_request)]
-    return dataclasses.replace(
-        small_cluster(),
-        state=TopologyState(version=TopologyVersion(version), fence=TopologyVersion(1), transition=transition),
-        nodes=FrozenMap({one.host: one for one in nodes}),
-        keyspaces=FrozenMap({"ks": Keyspace(name="ks", replication=network(dc1=1), on_tablets=False)}),
-    )
 
 
 async def rows(shard: ShardRig, version: int) -> list[Item]:
@@ -97,7 +82,11 @@ class SimulatedLives:
         self._rig = Rig()
 
     def live(self, work: Callable[[ShardRig], Awaitable[None]]) -> None:
-        in_shard(work, rig=self._rig)
+        async def with_versions(shard: ShardRig) -> None:
+            shard.index_is_version = True
+            await work(shard)
+
+        in_shard(with_versions, rig=self._rig)
 
 
 class RocksLives:
@@ -115,7 +104,9 @@ class RocksLives:
         store = await open_new_store(disk, self._rng, str(self._folder), RocksEngine(disk), limits())
         async with asyncio.TaskGroup() as tasks:
             running = tasks.create_task(store.run())
-            await work(ShardRig(disk, store, ReplicaLimits(version_wait_ms=200), OWN, None))
+            shard = ShardRig(disk, store, ReplicaLimits(version_wait_ms=200), OWN, None)
+            shard.index_is_version = True
+            await work(shard)
             await store.close()
             running.cancel()
         disk.close()

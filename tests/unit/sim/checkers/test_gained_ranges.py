@@ -5,8 +5,8 @@ from typing import cast
 
 import pytest
 from tests.async_tests import runs_in
+from tests.unit.replica.ring_of_two import ALONE, JOINED, JOINING, LEAVING, LEFT, OLD, at
 from tests.unit.replica.shard_rig import OWN, ShardRig, in_shard, write_of
-from tests.unit.replica.test_gained_ranges import ALONE, JOINED, JOINING, LEAVING, LEFT, OLD, at
 
 from ebla.feed.topology_view import View
 from ebla.node.shard_process import ShardProcess
