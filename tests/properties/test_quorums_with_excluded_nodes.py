@@ -13,7 +13,7 @@ from itertools import pairwise
 import msgspec
 import pytest
 from tests.properties.quorum_model import Commit, Copy, View, lost_writes
-from tests.properties.test_quorums_meet import (
+from tests.properties.ring_changes import (
     SUBJECT,
     RingChange,
     dead_host,

@@ -99,8 +99,6 @@ class Objection:
     reason: Reason
     hosts: tuple[HostId, ...] = ()
     detail: str = ""
-    request: RequestId | None = None
-    """The open request that is in the way."""
 
     def __str__(self) -> str:
         return self._joined([str(host) for host in self.hosts])
@@ -287,10 +285,7 @@ def submission_error(snapshot: Snapshot, objections: Sequence[Objection]) -> Ebl
     """What the submitter gets; there is an objection. Nothing was changed."""
     first = next((one for one in objections if one.reason.is_invalid), objections[0])
     kind = InvalidRequest if first.reason.is_invalid else Refused
-    advice = ADVICE.get(first.reason, "")
-    if first.request is not None:
-        advice = advice.replace("REQUEST", str(first.request))
-    return kind(first.text(snapshot), advice=advice)
+    return kind(first.text(snapshot), advice=ADVICE.get(first.reason, ""))
 
 
 def standing_objections(snapshot: Snapshot, request: NodeRequest, joining: Node | None = None) -> tuple[Objection, ...]:
@@ -320,12 +315,11 @@ def standing_objections(snapshot: Snapshot, request: NodeRequest, joining: Node 
 def _objections_by_requests(snapshot: Snapshot, request: NodeRequest, target: Node) -> Iterator[Objection]:
     """A replace cancels what the dead node had requested; it cannot continue that."""
     if target.request is not None and request.kind is not NodeRequestKind.REPLACE:
-        detail = f"request {target.request}"
-        yield Objection(Reason.HAS_REQUEST, (target.host,), detail, target.request)
+        yield Objection(Reason.HAS_REQUEST, (target.host,), f"request {target.request}")
     rivals = (one for one in snapshot.node_requests.values() if one.is_open and one.replaced == target.host)
     rival = min((one.id for one in rivals), default=None)
     if rival is not None:
-        yield Objection(Reason.BEING_REPLACED, (target.host,), f"request {rival}", rival)
+        yield Objection(Reason.BEING_REPLACED, (target.host,), f"request {rival}")
 
 
 def _objections_to_source(snapshot: Snapshot, request: NodeRequest) -> Iterator[Objection]:

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import cast
 
 import msgspec
+import pytest
 
 from ebla.control.fault_points import FaultPoint
 from ebla.control.group0.node import Group0Node
@@ -35,6 +36,7 @@ from ebla.group0.operations import (
     UNFINISHED_OPERATION_KEY,
     EndedOperation,
     Operation,
+    OperationFailed,
     OperationKind,
     UnfinishedOperation,
     read_record,
@@ -413,3 +415,51 @@ def cloned(rig: OperationRig) -> OperationRig:
     store = copy.deepcopy(rig.machine.store)
     assert topology_of(store) == rig.snapshot
     return OperationRig(store)
+
+
+# ---- runs that end early
+
+
+ENTRIES = 4
+"""Lock, keys, members, deletion."""
+POINTS = [(number, when) for number in range(1, ENTRIES + 1) for when in ("before", "after")]
+
+
+def stop_at(leader: Leader, point: tuple[int, str], what: Callable[[], object]) -> None:
+    async def hook() -> None:
+        what()
+
+    number, when = point
+    (leader.before if when == "before" else leader.after)[number] = hook
+
+
+async def call(rig: OperationRig, leader: Leader, operation: Operation) -> EndedOperation | OperationFailed | None:
+    """What the caller gets, which must be true at that moment."""
+    leader.sent = 0
+    try:
+        ended = await leader.runner.run(operation)
+    except OperationFailed as error:
+        return error
+    found = read_record(rig.machine.store)
+    assert found is None or found.value.id != operation.id, "success is reported after the record is gone"
+    if operation.kind is OperationKind.ADD_LEARNER and found is None:
+        assert member_key(operation.hosts[0]) in rig.machine.store.members
+    return ended
+
+
+async def within_one_delay(rig: OperationRig, *leaders: Leader) -> None:
+    """The janitors of the leaders that live run for one delay, and a little."""
+    async with asyncio.TaskGroup() as tasks:
+        janitors = [tasks.create_task(leader.janitor.run()) for leader in leaders if not leader.is_dead]
+        await asyncio.sleep(1.2 * JANITOR_DELAY_MS / 1000)
+        for janitor in janitors:
+            janitor.cancel()
+    rig.check_settled()
+
+
+async def died_at(rig: OperationRig, operation: Operation, point: tuple[int, str]) -> Leader:
+    leader = rig.leader(1)
+    stop_at(leader, point, leader.die)
+    with pytest.raises(Died):
+        await leader.runner.run(operation)
+    return leader

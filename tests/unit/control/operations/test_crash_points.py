@@ -5,36 +5,34 @@ The rig checks INV-ATOM-1 to INV-ATOM-4: INV-ATOM-2 and INV-ATOM-3 after every e
 nothing is left to do.
 """
 
-import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 
 import pytest
 from tests.unit.control.operations.operation_rig import (
-    JANITOR_DELAY_MS,
+    ENTRIES,
     NEWCOMER,
-    Died,
+    POINTS,
     Leader,
     OperationRig,
     add,
+    call,
     change_roles,
     cloned,
+    died_at,
     exclude,
     host,
     include,
     prepared,
     refresh,
     remove,
+    within_one_delay,
 )
 
-from ebla.group0.members import MemberRole, member_key
-from ebla.group0.operations import EndedOperation, Operation, OperationFailed, OperationKind, read_record
+from ebla.group0.members import MemberRole
+from ebla.group0.operations import Operation, OperationFailed
 from ebla.model.errors import Outcome
 from ebla.model.identity import HostId
 from ebla.topology.states import NodeState, TransitionState
-
-ENTRIES = 4
-"""Lock, keys, members, deletion."""
-POINTS = [(number, when) for number in range(1, ENTRIES + 1) for when in ("before", "after")]
 
 OPERATIONS: dict[str, Operation] = {
     "add": add(NEWCOMER),
@@ -46,46 +44,6 @@ OPERATIONS: dict[str, Operation] = {
     "include": include(2),
 }
 WHO = ("same", "another")
-
-
-def stop_at(leader: Leader, point: tuple[int, str], what: Callable[[], object]) -> None:
-    async def hook() -> None:
-        what()
-
-    number, when = point
-    (leader.before if when == "before" else leader.after)[number] = hook
-
-
-async def call(rig: OperationRig, leader: Leader, operation: Operation) -> EndedOperation | OperationFailed | None:
-    """What the caller gets, which must be true at that moment."""
-    leader.sent = 0
-    try:
-        ended = await leader.runner.run(operation)
-    except OperationFailed as error:
-        return error
-    found = read_record(rig.machine.store)
-    assert found is None or found.value.id != operation.id, "success is reported after the record is gone"
-    if operation.kind is OperationKind.ADD_LEARNER and found is None:
-        assert member_key(operation.hosts[0]) in rig.machine.store.members
-    return ended
-
-
-async def within_one_delay(rig: OperationRig, *leaders: Leader) -> None:
-    """The janitors of the leaders that live run for one delay, and a little."""
-    async with asyncio.TaskGroup() as tasks:
-        janitors = [tasks.create_task(leader.janitor.run()) for leader in leaders if not leader.is_dead]
-        await asyncio.sleep(1.2 * JANITOR_DELAY_MS / 1000)
-        for janitor in janitors:
-            janitor.cancel()
-    rig.check_settled()
-
-
-async def died_at(rig: OperationRig, operation: Operation, point: tuple[int, str]) -> Leader:
-    leader = rig.leader(1)
-    stop_at(leader, point, leader.die)
-    with pytest.raises(Died):
-        await leader.runner.run(operation)
-    return leader
 
 
 async def base_for(first: str, following: str = "") -> OperationRig:

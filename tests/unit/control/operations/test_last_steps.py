@@ -5,8 +5,20 @@ from collections.abc import Callable
 
 import msgspec
 import pytest
-from tests.unit.control.operations.operation_rig import OperationRig, add, cloned, host, member, node, prepared, remove
-from tests.unit.control.operations.test_crash_points import POINTS, call, died_at, within_one_delay
+from tests.unit.control.operations.operation_rig import (
+    POINTS,
+    OperationRig,
+    add,
+    call,
+    cloned,
+    died_at,
+    host,
+    member,
+    node,
+    prepared,
+    remove,
+    within_one_delay,
+)
 
 from ebla.group0.members import RELEASED_ADDRESS, Member, MemberRole, member_key
 from ebla.group0.operations import Operation, OperationCode, OperationFailed
