@@ -360,7 +360,7 @@ class ShardProcess(ChildProcess):
             tasks.create_task(compactions.run(self._shard_metrics, self.node.report))
             servers = [self.new_server(tasks, peers), self.new_server(tasks, peers)]
             self.for_peers = servers[0]
-            servers[1].serve(CLEANUP, lambda _request, call: compactions.clean_up(call.work_ms()))
+            servers[1].serve(CLEANUP, compactions.serve_cleanup)
             self._refuse_excluded(self.view.current)
             await self._listen(*servers)
         finally:

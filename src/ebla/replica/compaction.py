@@ -17,7 +17,8 @@ from ebla.storage.compaction.compaction_plan import CompactionJob, CompactionRes
 from ebla.storage.compaction.tombstone_gc import GcContext, RepairedRange
 from ebla.storage.stack import Stack
 from ebla.storage.store import ShardStore
-from ebla.wire.verbs import CleanupAnswer
+from ebla.wire.server import IncomingCall
+from ebla.wire.verbs import CleanupAnswer, CleanupRequest
 
 CHECK_S = 1.0
 """How often the stacks are checked."""
@@ -77,6 +78,9 @@ class CompactionLoop:
             at = grown.index(self._last) + 1
             return grown[at:] + grown[:at]
         return grown
+
+    async def serve_cleanup(self, _request: CleanupRequest, call: IncomingCall) -> CleanupAnswer:
+        return await self.clean_up(call.work_ms())
 
     async def clean_up(self, deadline_ms: int) -> CleanupAnswer:
         """Drops from tables on vnodes what the node does not hold, now. Raises `Refused` while a node operation runs,
