@@ -64,4 +64,13 @@ MUTATIONS = (
         check=RESET,
         why="`ebla up` empties the folder of a node that has left, and lets it join again",
     ),
+    Mutation(
+        name="requests-left-node-ends-in-failure",
+        module="ebla.node.control_process",
+        function="ControlProcess._refuse",
+        find="not self._has_left",
+        replace="True",
+        check=PytestCheck("tests/unit/node/test_control_process.py"),
+        why="a node that left as requested ends with status 3 if its removal arrives before it has stopped",
+    ),
 )

@@ -144,6 +144,7 @@ class ControlProcess:
         self.ready = asyncio.Event()
         self.gave_up: str | None = None
         """Why this node must stop, if its cluster or its own disk requires it."""
+        self._has_left = False
         self.was_refused = False
         """Whether that is something in its own folder, or the cluster did not admit it. Otherwise it ran as a member
         and must not continue."""
@@ -386,6 +387,7 @@ class ControlProcess:
             self._refuse(rejected(request.reason))
             return EmptyAnswer()
         assert self._group0 is not None, "its verbs are served"
+        self._has_left = True
         await self._group0.mark_left()
         self._stop.set()
         return EmptyAnswer()
@@ -452,8 +454,9 @@ class ControlProcess:
         await asyncio.Event().wait()
 
     def _refuse(self, error: BaseException) -> None:
-        """Stops the node in order. What fails after the first error is a consequence of it."""
-        if self.gave_up is None:
+        """Stops the node in order. What fails after the first error is a consequence of it. A node that was ordered to
+        stop after its leave may learn of its removal before it has stopped, and that is no failure."""
+        if self.gave_up is None and not self._has_left:
             self.gave_up, self.was_refused = str(error), isinstance(error, START_REFUSALS)
         self._stop.set()
 
