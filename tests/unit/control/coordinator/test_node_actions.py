@@ -1,6 +1,7 @@
 """What the coordinator must not do for a node that joins."""
 
 import uuid
+from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import cast
 
@@ -16,7 +17,8 @@ from ebla.model.identity import HistoryId, RequestId
 from ebla.model.stored_value import StoredValue, encode_stored
 from ebla.model.transaction import Revision
 from ebla.topology.commands import AdvanceNode, Command
-from ebla.topology.states import TransitionState
+from ebla.topology.node_states import node_row
+from ebla.topology.states import NodeState, TransitionState
 
 NEW = 4
 
@@ -66,3 +68,27 @@ def test_a_host_is_lost_once_it_was_silent_for_the_whole_time() -> None:
     silent.observe((host(1),), 3_000)
     silent.observe((host(1), host(2)), 5_000)
     assert silent.lost(4_000, 5_000) == {host(1)}
+
+
+@pytest.mark.parametrize(
+    ("state", "done"), [(NodeState.REPLACING, ["waits", "advances"]), (NodeState.REMOVING, ["advances"])]
+)
+async def test_a_replacing_node_becomes_a_pending_replica_once_its_shards_run(
+    state: NodeState, done: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of the natural replicas is dead, so QUORUM writes need the new one at once."""
+    seen: list[str] = []
+
+    def note(what: str) -> Callable[..., Awaitable[None]]:
+        async def act(*_: object) -> None:
+            seen.append(what)
+
+        return act
+
+    monkeypatch.setattr(NodeActions, "wait_version", note("waits"))
+    monkeypatch.setattr(NodeActions, "_advance", note("advances"))
+    run = SimpleNamespace(deps=None, snapshot=SimpleNamespace(version=7))
+    row = node_row(state, TransitionState.TABLET_DRAINING)
+    assert row is not None
+    await NodeActions(cast("CoordinatorRun", run), SilentHosts())._pass(World().node(NEW, state=state), row)
+    assert seen == done
