@@ -73,4 +73,13 @@ MUTATIONS = (
         check=PytestCheck("tests/unit/node/test_control_process.py"),
         why="a node that left as requested ends with status 3 if its removal arrives before it has stopped",
     ),
+    Mutation(
+        name="requests-replacement-counted-before-its-shards-run",
+        module="ebla.control.coordinator.node_actions",
+        function="NodeActions._pass",
+        find="await self.wait_version(self._run.snapshot.version, node.request)",
+        replace="pass",
+        check=PytestCheck("tests/unit/control/coordinator/test_node_actions.py"),
+        why="QUORUM writes fail until the shards of the new node listen: one of the natural replicas is dead",
+    ),
 )

@@ -67,7 +67,9 @@ class QuorumLoad(Background):
     def check(self) -> None:
         """Nothing failed, nothing acknowledged was missing at a later read, and some requests were made."""
         assert self.answered > 0
-        assert self.failed == []
+        assert not self.failed, (
+            f"{len(self.failed)} failed: {self.failed[:3]} and {self.failed[-1]}; kills {self._kills_s}"
+        )
         assert self.lost == []
         if not self._kills_s:
             assert self.failed_in_flight == 0

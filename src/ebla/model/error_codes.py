@@ -68,6 +68,7 @@ CODES: Final[dict[type[EblaError], ErrorCodes]] = {
     errors.Unavailable: _UNAVAILABLE,
     errors.TooFewReplicas: _UNAVAILABLE,
     errors.Unreachable: _UNAVAILABLE,
+    errors.HostLeft: _UNAVAILABLE,
     errors.ConnectionLost: _TIMEOUT,
     errors.DeadlineExceeded: _TIMEOUT,
     errors.WriteTimeout: _TIMEOUT,

@@ -63,7 +63,7 @@ def test_a_stream_is_merged_into_every_stack_it_touches() -> None:
 
 async def test_a_closed_session_is_refused_even_by_a_shard_that_has_not_heard(shard: ShardRig, /) -> None:
     view = await shard.follow(with_sessions(small_cluster(BOTH), OPEN))
-    shard.barriers.index = 3
+    shard.barriers.index = 2
     async with asyncio.TaskGroup() as tasks:
         late = tasks.create_task(refused(shard))
         await asyncio.sleep(0.05)

@@ -314,6 +314,10 @@ class NodeActions:
     async def _pass(self, node: Node, row: NodeRow) -> None:
         """Rows in which nothing but the barrier is to be done. Tablets are moved by steps of their own."""
         fence = await self._barrier_of(node, row)
+        if row.action is NodeAction.DRAIN_TABLETS and node.state is NodeState.REPLACING:
+            # The next state makes it a pending replica. With a dead natural one, a QUORUM write at RF 3 needs it: it
+            # would fail until its shards listen.
+            await self.wait_version(self._run.snapshot.version, node.request)
         if row.next.transition is TransitionState.LEFT_TOKEN_RING:
             await self._wait_demoted(node)
         await self._advance(node, row, fence)

@@ -1,7 +1,7 @@
 """What the coordinator must not do for a node that joins, and what it says of one that is silent."""
 
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from types import SimpleNamespace
 from typing import cast
 
@@ -20,7 +20,8 @@ from ebla.model.stored_value import StoredValue, encode_stored
 from ebla.model.transaction import Revision
 from ebla.settings_store.registry import TopologySettings
 from ebla.topology.commands import AdvanceNode, Command
-from ebla.topology.states import TransitionState
+from ebla.topology.node_states import node_row
+from ebla.topology.states import NodeState, TransitionState
 
 NEW = 4
 
@@ -116,3 +117,27 @@ async def test_a_join_that_cannot_be_rolled_back_any_more_names_all_that_the_bar
     assert seen.startswith("barrier of version ")
     assert "127.0.0.2: no answer" in seen
     assert "127.0.0.4: no answer" in seen
+
+
+@pytest.mark.parametrize(
+    ("state", "done"), [(NodeState.REPLACING, ["waits", "advances"]), (NodeState.REMOVING, ["advances"])]
+)
+async def test_a_replacing_node_becomes_a_pending_replica_once_its_shards_run(
+    state: NodeState, done: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of the natural replicas is dead, so QUORUM writes need the new one at once."""
+    seen: list[str] = []
+
+    def note(what: str) -> Callable[..., Awaitable[None]]:
+        async def act(*_: object) -> None:
+            seen.append(what)
+
+        return act
+
+    monkeypatch.setattr(NodeActions, "wait_version", note("waits"))
+    monkeypatch.setattr(NodeActions, "_advance", note("advances"))
+    run = SimpleNamespace(deps=None, snapshot=SimpleNamespace(version=7))
+    row = node_row(state, TransitionState.TABLET_DRAINING)
+    assert row is not None
+    await NodeActions(cast("CoordinatorRun", run), SilentHosts())._pass(World().node(NEW, state=state), row)
+    assert seen == done
