@@ -34,6 +34,8 @@ class NodeProbe(msgspec.Struct, frozen=True, kw_only=True):
     host: HostId | None = None
     answer: StatusAnswer | None = None
     trouble: str = ""
+    has_left: bool = False
+    """By its own folder; the cluster lists no nodes that have left."""
 
 
 class ProcessView(msgspec.Struct, frozen=True, kw_only=True):
@@ -336,7 +338,8 @@ def _node_view(node: NodeProbe, answers: Sequence[StatusAnswer], facts: _Cluster
     )
     answer = node.answer
     if answer is None:
-        return facts.add_to(view)
+        known = facts.add_to(view)
+        return msgspec.structs.replace(known, topology_state=TopologyState.LEFT) if node.has_left else known
     loads = [one.load_bytes for one in answer.processes if one.load_bytes is not None]
     return msgspec.structs.replace(
         facts.add_to(msgspec.structs.replace(view, host=answer.host)),

@@ -288,6 +288,13 @@ def test_a_node_that_does_not_answer_is_down_whatever_others_hold_of_it() -> Non
     assert "! node2: process 7 does not answer" in shown(view)
 
 
+def test_a_node_whose_folder_has_left_is_shown_as_left() -> None:
+    gone = NodeProbe(name="node2", address=at(2), host=HOSTS[2], trouble="has left the cluster", has_left=True)
+    lines = shown(build_cluster_view([asked(1), gone]))
+    assert "! node2: has left the cluster" in lines
+    assert any(line.startswith("DL node2") for line in lines)
+
+
 def test_nodes_that_only_others_mention_are_shown_as_those_see_them() -> None:
     view = build_cluster_view([asked(1, peer(2), peer(3, up=False))])
     assert [(node.address, node.state) for node in view.nodes] == [

@@ -203,6 +203,11 @@ async def has_left(node: LocalNode) -> bool:
         return False  # its folder is damaged; the node says how
 
 
+def left_text(node: LocalNode) -> str:
+    """Of a node that has left: it never returns to its cluster."""
+    return f"has left the cluster; it joins as a new node after: ebla reset-node {node.folder.path}"
+
+
 def last_stop(node: LocalNode) -> str:
     """Why its process ended; empty: it did not say so."""
     try:

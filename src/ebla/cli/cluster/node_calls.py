@@ -5,7 +5,7 @@ from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ebla.cli.cluster.local_cluster import LocalNode, find_nodes, last_stop
+from ebla.cli.cluster.local_cluster import LocalNode, find_nodes, has_left, last_stop, left_text
 from ebla.client.cluster_view import ClusterView, NodeProbe, build_cluster_view
 from ebla.model.errors import EblaError, InvalidRequest, Unavailable
 from ebla.model.identity import Address
@@ -162,6 +162,10 @@ async def _probe_node(node: LocalNode, transport: TcpTransport) -> NodeProbe:
         if identity is None:
             return NodeProbe(name=node.name, address=address, trouble="never started")
         pid = node.running_pid()
+        if pid is None and await has_left(node):
+            return NodeProbe(
+                name=node.name, address=address, host=identity.host, trouble=left_text(node), has_left=True
+            )
         if pid is None:
             reason = last_stop(node)
             trouble = f"stopped: {reason}" if reason else "not running"

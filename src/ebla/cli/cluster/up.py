@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console, Group
 from rich.live import Live
 
-from ebla.cli.cluster.local_cluster import LocalNode, end, has_left, last_stop, log_tail, start
+from ebla.cli.cluster.local_cluster import LocalNode, end, has_left, last_stop, left_text, log_tail, start
 from ebla.cli.cluster.node_calls import fetch_cluster_view, request_stop, run_async
 from ebla.cli.cluster.reset_node import cannot_join_as_it_is, reset_folder
 from ebla.cli.cluster.status_table import status_fingerprint, status_lines
@@ -94,7 +94,7 @@ def _reset_if_useless(started: StartedCluster, node: LocalNode, reset: set[str],
         print_line(f"{node.name} was never in the ring and cannot join as host {done.old.host}: reset ({done.why})")
         reset.add(node.name)
     elif is_gone and run_async(has_left(node)):
-        print_line(left_text(node))  # it has learned it by this start
+        print_line(f"{node.name} {left_text(node)}")  # it has learned it by this start
         started.nodes = [one for one in started.nodes if one != node]
         started.processes.pop(node.name, None)
     elif process is not None:
@@ -103,11 +103,6 @@ def _reset_if_useless(started: StartedCluster, node: LocalNode, reset: set[str],
             f"{node.name} ended with status {process.poll()} while starting: {reason}; its log ends with\n"
             f"{log_tail(node)}"
         )
-
-
-def left_text(node: LocalNode) -> str:
-    """A node that has left its cluster never returns to it."""
-    return f"{node.name} has left the cluster; it joins as a new node after: ebla reset-node {node.folder.path}"
 
 
 def is_up(nodes: Sequence[LocalNode]) -> bool:

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from ebla.cli.cluster import local_cluster, up
-from ebla.cli.cluster.local_cluster import LocalNode, NewClusterSpec, find_nodes, has_left, require_nodes
+from ebla.cli.cluster.local_cluster import LocalNode, NewClusterSpec, find_nodes, has_left, left_text, require_nodes
 from ebla.cli.cluster.node_calls import run_async
 from ebla.cli.flags import DATA_DEFAULT, Data
 from ebla.cli.output import reporting_errors
@@ -75,7 +75,7 @@ def _without_left(nodes: list[LocalNode], console: Console) -> list[LocalNode]:
     staying = [node for node in nodes if not run_async(has_left(node))]
     for node in nodes:
         if node not in staying:
-            print_line(up.left_text(node))
+            print_line(f"{node.name} {left_text(node)}")
     if not staying:
         raise Refused("every node of this folder has left its cluster", advice="reset one: ebla reset-node FOLDER")
     return staying
