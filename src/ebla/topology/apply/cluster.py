@@ -67,6 +67,8 @@ def _require_not_ignored_by_others(draft: TopologyDraft, host: HostId) -> None:
     requests = [request for request in draft.base.node_requests.values() if request.is_open]
     needed = any(host in request.excludes for request in requests)
     draft.require(not needed, f"{host} is excluded by a request that is not done")
+    running = draft.base.running_operation if draft.base.node_in_transition() is not None else ""
+    draft.require(not running, f"{running} is not done yet: wait for it or abort it")
     # Stages did not wait for it. If barriers waited for it again in the middle of a transition, it would keep what
     # `cleanup` should have removed: during the transition it counts as a replica, and nothing cleans up later.
     moving = draft.base.in_tablet_transition(host)
@@ -98,8 +100,6 @@ def _include(draft: TopologyDraft, command: IncludeHost) -> None:
         f"{command.host} became a replica while it was excluded and lacks rows: remove it (ebla removenode) or replace "
         "it (ebla add-node --replace)",
     )
-    running = draft.base.running_operation if draft.base.node_in_transition() is not None else ""
-    draft.require(not running, f"{running} is not done yet: wait for it or abort it")
     _require_not_ignored_by_others(draft, command.host)
     draft.step(
         ignored_nodes=tuple(host for host in state.ignored_nodes if host != command.host),
