@@ -8,7 +8,15 @@ from tests.unit.topology.world import Coordinator, World, cluster, host
 
 from ebla.model.errors import EblaError, InvalidRequest, Refused
 from ebla.model.identity import TableId
-from ebla.topology.commands import CreateKeyspace, CreateTable, ExcludeHosts, RejectNode, SetIgnoredNodes
+from ebla.topology.commands import (
+    AbortRequest,
+    CreateKeyspace,
+    CreateTable,
+    ExcludeHosts,
+    RaiseFence,
+    RejectNode,
+    SetIgnoredNodes,
+)
 from ebla.topology.request_queue import (
     PRIORITY,
     BlockedQueue,
@@ -25,9 +33,10 @@ from ebla.topology.request_queue import (
     pending_requests,
     queue_position,
     submission_error,
+    unsettled_requests,
 )
 from ebla.topology.snapshot import Exclusion, Keyspace, Replication, Snapshot, Table
-from ebla.topology.states import NodeRequestKind, NodeState, Strategy, TransitionState
+from ebla.topology.states import NodeRequestKind, NodeState, RequestOutcome, Strategy, TransitionState
 
 
 def ask(world: World, kind: NodeRequestKind, number: int) -> None:
@@ -448,3 +457,27 @@ def test_a_cancelled_leave_keeps_its_node() -> None:
     world.do(cancellation(world.snapshot, verdict, world.now_ms))
     assert world.snapshot.node(host(2)).state is NodeState.NORMAL
     assert world.snapshot.node_requests[request].error == "cancelled: nodes down and not excluded: 127.0.0.3"
+
+
+@pytest.mark.parametrize("kind", NodeRequestKind)
+def test_a_request_is_settled_once_the_fence_is_at_the_version_that_ended_it(kind: NodeRequestKind) -> None:
+    """Of a join and a leave every barrier precedes the end."""
+    world, coordinator = cluster(4)
+    ask(world, kind, 2)
+    (request,) = pending_requests(world.snapshot)
+    while world.snapshot.node_requests[request.id].is_open:
+        coordinator.step()
+    ended = world.snapshot.node_requests[request.id]
+    assert ended.outcome is RequestOutcome.DONE
+    waits = kind in (NodeRequestKind.REMOVE, NodeRequestKind.REPLACE, NodeRequestKind.REBUILD)
+    assert unsettled_requests(world.snapshot) == ((ended,) if waits else ())
+    world.do(RaiseFence(world.snapshot.version))
+    assert unsettled_requests(world.snapshot) == ()
+
+
+def test_a_failed_request_has_nothing_to_settle() -> None:
+    world, _ = cluster(4)
+    world.dead.add(host(2))
+    request = world.ask(NodeRequestKind.REMOVE, 2)
+    world.do(AbortRequest(request.id, "", world.now_ms))
+    assert unsettled_requests(world.snapshot) == ()

@@ -35,7 +35,8 @@ class JoinService:
         reach: Callable[[FaultPoint], Awaitable[None]],
     ) -> None:
         """`silent`: the hosts that do not answer. Unlike those that are down, an excluded host may answer, and must not
-        be replaced then. `waits_for`: for people, why an open request makes no progress; empty: it is not known here."""
+        be replaced while it does. `waits_for`: for people, why an open request makes no progress; empty: it is not
+        known here."""
         self._deps = deps
         self._silent = silent
         self._waits_for = waits_for
@@ -89,12 +90,13 @@ class JoinService:
 
     def _view(self, snapshot: Snapshot) -> AdmissionView:
         group0, silent = self._deps.group0, self._silent()
+        alive = frozenset(host for host in snapshot.nodes if host not in silent)
         return AdmissionView(
             cluster=group0.config.cluster,
             cluster_name=group0.config.cluster_name,
             snapshot=snapshot,
             members=group0.running.store.members,
-            liveness=LivenessView(frozenset(host for host in snapshot.nodes if host not in silent), self._deps.now_ms()),
+            liveness=LivenessView(alive, self._deps.now_ms()),
         )
 
     def _require_state(self) -> None:
