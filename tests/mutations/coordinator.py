@@ -236,6 +236,15 @@ MUTATIONS = (
         why="the node is stopped while others still send it requests",
     ),
     Mutation(
+        name="coordinator-leaving-node-drops-its-clients-early",
+        module="ebla.node.cql_service",
+        function="why_no_clients",
+        find="leaves = listens and own is not None and own.state is NodeState.DECOMMISSIONING",
+        replace="leaves = False",
+        check=PytestCheck("tests/unit/node/test_cql_service.py"),
+        why="requests of drivers that have not heard of the leave fail",
+    ),
+    Mutation(
         name="coordinator-removed-node-not-refused",
         module="ebla.wire.server",
         function="RpcServerConnection._objection",

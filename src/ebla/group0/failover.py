@@ -182,13 +182,12 @@ class RecoveryFacts:
 
 
 def check_inclusion(facts: FailoverFacts, host: HostId, recovery: RecoveryFacts) -> tuple[Check, ...]:
-    """What must hold before this host is included; the topology checks transitions and requests itself."""
+    """What must hold before this host is included; the topology checks rows, transitions and requests itself."""
     name, behind = facts.name(host), recovery.behind_entries
     lag = "an unknown number of entries" if behind is None else f"{behind} entries"
     is_excluded = host in facts.snapshot.excluded_hosts
     return (
         _recovery_check(is_excluded, f"{name} is excluded", f"{name} is not excluded"),
-        *_check_operations(facts, host),
         _recovery_check(recovery.is_up, f"{name} is up", f"{name} is down"),
         _recovery_check(
             behind is not None and behind <= LAG_ENTRIES_MAX,
@@ -201,24 +200,6 @@ def check_inclusion(facts: FailoverFacts, host: HostId, recovery: RecoveryFacts)
             f"{name} has not granted its lease to this leader yet",
         ),
     )
-
-
-def _check_operations(facts: FailoverFacts, host: HostId) -> tuple[Check, ...]:
-    """The topology checks the same; here with the way out."""
-    snapshot, name = facts.snapshot, facts.name(host)
-    node, running = snapshot.nodes.get(host), snapshot.node_in_transition()
-    found = []
-    if node is not None and node.is_incomplete:
-        text = (
-            f"{name} is incomplete: it became a replica while it was excluded and lacks rows; remove it (ebla "
-            f"removenode {host}) or replace it (ebla add-node --replace {host})"
-        )
-        found.append(Check(CheckKind.RECOVERY, False, text))
-    if running is not None:
-        request = "" if running.request is None else f" or abort it: ebla topology abort {running.request}"
-        text = f"{snapshot.running_operation} is not done yet: wait for it{request}"
-        found.append(Check(CheckKind.RECOVERY, False, text))
-    return tuple(found)
 
 
 def _recovery_check(is_met: bool, text: str, otherwise: str) -> Check:

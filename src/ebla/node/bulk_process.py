@@ -31,6 +31,7 @@ class BulkProcess(ChildProcess):
         self._transfer_config = transfers
         self.transfers: TransferService | None = None
         """Set once it runs."""
+        self._for_peers: Server | None = None
 
     async def run(self) -> None:
         """Serves until cancelled. Raises where the address is taken."""
@@ -45,7 +46,8 @@ class BulkProcess(ChildProcess):
             tasks.create_task(follower.run())
             local = self.new_server(tasks, context)
             local.serve(COMPACT, CompactionService(self._compactions, node.limits, node.report).serve)
-            servers = {node.bulk_socket: local, config.peers_address: self.new_server(tasks, context)}
+            self._for_peers = self.new_server(tasks, context)
+            servers = {node.bulk_socket: local, config.peers_address: self._for_peers}
             transfers = await open_transfers(tasks, self.environment, config, context, view=self.view, guards=guards)
             self.transfers = transfers
             tasks.create_task(transfers.run(config.servers))
@@ -67,5 +69,7 @@ class BulkProcess(ChildProcess):
 
     def on_view_installed(self, view: View) -> None:
         super().on_view_installed(view)
+        if self._for_peers is not None:
+            self._for_peers.exclude(frozenset(), frozenset(view.snapshot.departed_hosts))
         if self.transfers is not None:
             self.transfers.sessions_changed()

@@ -186,7 +186,7 @@ class ControlProcess:
             self._own_row = OwnRow(self._group0_config.node, deps)
             self.failover = self._new_failover(deps, peers, for_peers, for_own)
             self.coordinator, topology = self._new_coordinator(deps, sessions, peers, context, tasks)
-            JoinService(deps, topology.cause_of, self.fault_points.reach).serve_on(for_peers)
+            JoinService(deps, self._silent, topology.cause_of, self.fault_points.reach).serve_on(for_peers)
             self.leadership.activities.serve_order(for_peers, STOP_NODE, self._stop_ordered)
             for server in (for_peers, for_own):
                 server.serve(IDENTITY, self._identity)
@@ -372,7 +372,7 @@ class ControlProcess:
             streams=self.streams,
             peers=peers,
             context=context,
-            silent=lambda: self._down(silent_only=True),
+            silent=self._silent,
             control_port=self._node.options.ports.control,
             settings=lambda: settings.value(TOPOLOGY),
             reach=self.fault_points.reach,
@@ -505,15 +505,20 @@ class ControlProcess:
         assert self._feed is not None, "the process does not run yet"
         return self._feed
 
-    def _down(self, *, silent_only: bool = False) -> tuple[HostId, ...]:
-        """The hosts that serve no rows: silent ones, and excluded ones, this node perhaps among them."""
+    def _silent(self) -> tuple[HostId, ...]:
+        """The hosts that do not answer."""
         store = self.topology.store
         if store is None:
             return ()
         watched_since_ms = self._environment.clock.boot_ms() - self._node.limits.peer_silence_ms
-        down = down_hosts(store.members.values(), self.peers(), self._node.host, watched_since_ms)
-        excluded = () if silent_only else self.exclusions.hosts()
-        return tuple(sorted({*down, *excluded})) if excluded else down
+        return down_hosts(store.members.values(), self.peers(), self._node.host, watched_since_ms)
+
+    def _down(self) -> tuple[HostId, ...]:
+        """The hosts that serve no rows: silent ones, and excluded ones, this node perhaps among them."""
+        if self.topology.store is None:
+            return ()
+        silent, excluded = self._silent(), self.exclusions.hosts()
+        return tuple(sorted({*silent, *excluded})) if excluded else silent
 
     def _expected(self) -> tuple[str, ...]:
         return tuple(sorted(status.name for status in self._children.statuses() if takes_part(status.name)))

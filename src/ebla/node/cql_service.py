@@ -33,6 +33,8 @@ from ebla.ports.rng import Rng
 from ebla.runtime.socket_passing import SocketPassing
 from ebla.runtime.sockets import listen_tcp
 from ebla.runtime.tls import CqlServerTls, TlsFolder
+from ebla.topology.snapshot import Node
+from ebla.topology.states import NodeState
 from ebla.transfers.cluster_client import WireClusterClient
 from ebla.wire.peers import Peers
 from ebla.wire.schema_messages import SchemaAnswer, SchemaChange, SchemaRequest
@@ -44,6 +46,16 @@ POLL_S = 0.1
 STATUS_MS = 2_000
 DROP_S = 1.0
 """Time for requests in flight to end when the node is excluded or has left the ring."""
+
+
+def why_no_clients(own: Node | None, *, is_down: bool, listens: bool) -> str:
+    """Why this node takes no clients; empty: it does. Drivers must not reach a node that refuses whatever they send,
+    nor one that may be rolled back: they do not know of it. A node whose tokens were just taken goes on until it is
+    ordered to stop: other nodes tell the drivers, and what a driver sends before it has heard must not fail."""
+    if is_down:
+        return "this node is excluded"
+    leaves = listens and own is not None and own.state is NodeState.DECOMMISSIONING
+    return "" if leaves or (own is not None and own.takes_clients) else "this node is not in the ring"
 
 
 class LocalControlClient:
@@ -121,7 +133,8 @@ class CqlService:
         loop, view = asyncio.get_running_loop(), self._context.view
         try:
             while True:
-                must_stop = self._why_not_listening()
+                own = view.current.snapshot.nodes.get(self._context.own.host) if view.is_known else None
+                must_stop = why_no_clients(own, is_down=self._context.own.host in view.down, listens=listens)
                 if listens and must_stop:
                     self._suspend(must_stop)
                     listens, drop_at = False, loop.time() + DROP_S
@@ -135,15 +148,6 @@ class CqlService:
                 await self._installed.wait(POLL_S)
         finally:
             self.server.abort()
-
-    def _why_not_listening(self) -> str:
-        """Drivers must not reach a node that refuses whatever they send, nor one that may be rolled back or that has
-        left the ring: they do not know of it."""
-        view, host = self._context.view, self._context.own.host
-        if host in view.down:
-            return "this node is excluded"
-        own = view.current.snapshot.nodes.get(host) if view.is_known else None
-        return "" if own is not None and own.takes_clients else "this node is not in the ring"
 
     def _listen(self) -> None:
         shared, shard_aware = self._node.options.cql_addresses

@@ -312,7 +312,8 @@ class Snapshot:
     @property
     def departed_hosts(self) -> tuple[HostId, ...]:
         """Former members. The others that are `left` did not join, and ask for the reason."""
-        rejected = [one.host for one in self.node_requests.values() if one.kind is NodeRequestKind.JOIN and one.error]
+        joining = (NodeRequestKind.JOIN, NodeRequestKind.REPLACE)
+        rejected = [one.host for one in self.node_requests.values() if one.kind in joining and one.error]
         return tuple(node.host for node in self.nodes_in(NodeState.LEFT) if node.host not in rejected)
 
     def members(self) -> Iterator[Node]:

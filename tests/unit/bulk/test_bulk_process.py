@@ -6,24 +6,26 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 from tests.async_tests import real_time, runs_in, settled
 from tests.unit.bulk.bulk_process_rig import BULK, CONTROL, OURS, Control, node_context, state
 from tests.unit.bulk.compaction_service_rig import Compactions, job_of
 from tests.unit.bulk.transfer_rig import transfer_config
+from tests.unit.topology.world import World
 from tests.unit.wire.rig import MemoryTransport
 
-from ebla.model.errors import ConnectionLost
-from ebla.model.identity import SessionId
+from ebla.model.errors import ConnectionLost, HostLeft
+from ebla.model.identity import HostId, SessionId
 from ebla.node.bulk_process import BulkProcess
 from ebla.observe.event_reporter import discard_event
 from ebla.ports.environment import Environment
 from ebla.runtime.file_disk import FileDisk
 from ebla.runtime.system_clock import SystemClock
 from ebla.sim.rng import SimRng
-from ebla.topology.keys import STATE, Row, session_key
+from ebla.topology.keys import STATE, Row, node_key, session_key
 from ebla.topology.snapshot import Session
-from ebla.topology.states import SessionKind
+from ebla.topology.states import NodeState, SessionKind
 from ebla.wire.client_connection import ConnectionTarget, RpcClientConnection
 from ebla.wire.frames import Lane
 from ebla.wire.peers import PeersContext, connect
@@ -104,6 +106,22 @@ async def test_it_compacts_for_a_caller_and_stops_when_the_caller_is_gone(tmp_pa
             caller.close("the shard died")
             await settled()
             assert rig.runner.cancelled == [2]
+
+
+async def test_it_refuses_peers_of_a_host_that_has_left(tmp_path: Path) -> None:
+    async with running(tmp_path) as rig:
+        (address,) = [one for one in rig.transport.listeners if one not in (BULK, CONTROL)]
+        former = msgspec.structs.replace(OURS, host=HostId(uuid.UUID(int=77)))
+        context = PeersContext(transport=rig.transport, rng=SimRng("test"), introduction=former, report=discard_event)
+        rig.control.tell(3, {STATE: state(7)}, reset=True)
+        await rig.control.reported(1)
+        caller, _ = await connect(context, address, ConnectionTarget(Lane.CONTROL, OURS.host))
+        row = msgspec.structs.replace(World().node(1), host=former.host, state=NodeState.LEFT)
+        rig.control.tell(4, {STATE: state(8), node_key(former.host): row})
+        await rig.control.reported(2)
+        assert "left" in await caller.wait_closed()
+        with pytest.raises(HostLeft, match="has left the cluster"):
+            await connect(context, address, ConnectionTarget(Lane.CONTROL, OURS.host))
 
 
 async def _cut_off(caller: RpcClientConnection) -> None:

@@ -8,7 +8,15 @@ from tests.unit.topology.world import Coordinator, World, cluster, host
 
 from ebla.model.errors import EblaError, InvalidRequest, Refused
 from ebla.model.identity import TableId
-from ebla.topology.commands import CreateKeyspace, CreateTable, ExcludeHosts, RejectNode, SetIgnoredNodes
+from ebla.topology.commands import (
+    AbortRequest,
+    CreateKeyspace,
+    CreateTable,
+    ExcludeHosts,
+    RaiseFence,
+    RejectNode,
+    SetIgnoredNodes,
+)
 from ebla.topology.request_queue import (
     PRIORITY,
     BlockedQueue,
@@ -25,9 +33,10 @@ from ebla.topology.request_queue import (
     pending_requests,
     queue_position,
     submission_error,
+    unsettled_requests,
 )
 from ebla.topology.snapshot import Exclusion, Keyspace, Replication, Snapshot, Table
-from ebla.topology.states import NodeRequestKind, NodeState, Strategy, TransitionState
+from ebla.topology.states import NodeRequestKind, NodeState, RequestOutcome, Strategy, TransitionState
 
 
 def ask(world: World, kind: NodeRequestKind, number: int) -> None:
@@ -254,6 +263,80 @@ def test_a_new_node_is_judged_by_whom_it_replaces() -> None:
     assert objections_to_submit(world.snapshot, request, world.liveness, node) == ()
 
 
+REBUILD, LEAVE, REMOVE = NodeRequestKind.REBUILD, NodeRequestKind.LEAVE, NodeRequestKind.REMOVE
+BAD_INPUT: list[tuple[NodeRequestKind, int, dict[str, Any], type[EblaError], str, str]] = [
+    (LEAVE, 77, {}, InvalidRequest, f"no such node: {host(77)}", "ebla status"),
+    (LEAVE, 9, {}, Refused, "node is not normal: 127.0.0.9: it is none", ""),
+    (LEAVE, 2, {}, Refused, "node already has a request: 127.0.0.2: request ", "ebla topology abort REQUEST"),
+    (
+        LEAVE,
+        5,
+        {},
+        Refused,
+        "too few nodes would remain for the replication of a keyspace: 7 in dc1, for wide",
+        "add a node",
+    ),
+    (LEAVE, 4, {}, Refused, "node is excluded: 127.0.0.4", "ebla recover"),
+    (REBUILD, 4, {}, Refused, "node is excluded: 127.0.0.4", "ebla recover"),
+    (REBUILD, 1, {"rebuild_source": "dc7"}, InvalidRequest, "to rebuild from: dc7; known are dc1", ""),
+    (REMOVE, 1, {}, Refused, "node to remove or replace is alive: 127.0.0.1", "if it is excluded, stop it first"),
+    (
+        REMOVE,
+        6,
+        {"ignored_nodes": (host(77),)},
+        InvalidRequest,
+        f"node to ignore is no member: {host(77)}",
+        "ebla status",
+    ),
+    (REMOVE, 6, {"ignored_nodes": (host(1),)}, Refused, "node to ignore is alive: 127.0.0.1", "nodes that are down"),
+    (REMOVE, 6, {}, Refused, "nodes down and not excluded: 127.0.0.7", "--ignore-dead HOST"),
+    (REMOVE, 8, {}, Refused, "node is already being replaced: 127.0.0.8: request ", "ebla topology abort REQUEST"),
+]
+"""In a cluster of eight nodes: node 2 has a request, node 4 is excluded and answers, nodes 6, 7 and 8 are down, node 8
+is being replaced, node 9 waits to join."""
+
+
+@pytest.mark.parametrize(("kind", "number", "fields", "error", "text", "advice"), BAD_INPUT)
+def test_what_must_not_be_requested_is_refused_with_the_value_and_the_way_out(
+    kind: NodeRequestKind, number: int, fields: dict[str, Any], error: type[EblaError], text: str, advice: str
+) -> None:
+    world, _ = cluster(8)
+    world.do(ExcludeHosts((Exclusion(host=host(4), since_ms=1, by=host(1)),)))
+    world.ask(NodeRequestKind.REBUILD, 2)
+    world.ask_to_join(world.node(9))
+    world.dead |= {host(6), host(7), host(8)}
+    world.ask_to_join(world.node(10, rack=world.snapshot.node(host(8)).rack), replaced=host(8))
+    if "wide" in text:
+        wide = Replication(Strategy.NETWORK_TOPOLOGY, (("dc1", 8),))
+        world.do(CreateKeyspace(Keyspace(name="wide", replication=wide, on_tablets=True)))
+    before = world.snapshot
+    found = objections_to_submit(world.snapshot, world.request(kind, number, **fields), world.liveness)
+    refusal = submission_error(world.snapshot, found)
+    assert type(refusal) is error
+    assert text in refusal.message
+    assert advice in refusal.advice
+    assert world.snapshot is before
+
+
+def test_the_last_owner_of_tokens_and_nodes_with_tablets_stay() -> None:
+    alone, _ = cluster(1)
+    found = objections_to_submit(alone.snapshot, alone.request(LEAVE, 1), alone.liveness)
+    refusal = submission_error(alone.snapshot, found)
+    assert (type(refusal), refusal.message) == (Refused, "it is the last node that owns tokens: 127.0.0.1")
+    assert "add a node" in refusal.advice
+    world, _ = cluster(3)
+    world.create_table(8, 1)
+    count = world.snapshot.tablet_replicas_on(host(2))
+    refusal = submission_error(
+        world.snapshot, objections_to_submit(world.snapshot, world.request(LEAVE, 2), world.liveness)
+    )
+    assert count > 0
+    assert (type(refusal), refusal.message) == (
+        Refused,
+        f"node holds tablets: {count} tablet replicas, which cannot be moved yet",
+    )
+
+
 DOWN, EXCLUDED, GONE = "down", "excluded", "down and excluded"
 QUEUE: list[tuple[NodeRequestKind, dict[int, str], list[Reason]]] = [
     (NodeRequestKind.LEAVE, {2: DOWN}, [Reason.TARGET_DOWN]),
@@ -448,3 +531,27 @@ def test_a_cancelled_leave_keeps_its_node() -> None:
     world.do(cancellation(world.snapshot, verdict, world.now_ms))
     assert world.snapshot.node(host(2)).state is NodeState.NORMAL
     assert world.snapshot.node_requests[request].error == "cancelled: nodes down and not excluded: 127.0.0.3"
+
+
+@pytest.mark.parametrize("kind", NodeRequestKind)
+def test_a_request_is_settled_once_the_fence_is_at_the_version_that_ended_it(kind: NodeRequestKind) -> None:
+    """Of a join and a leave every barrier precedes the end."""
+    world, coordinator = cluster(4)
+    ask(world, kind, 2)
+    (request,) = pending_requests(world.snapshot)
+    while world.snapshot.node_requests[request.id].is_open:
+        coordinator.step()
+    ended = world.snapshot.node_requests[request.id]
+    assert ended.outcome is RequestOutcome.DONE
+    waits = kind in (NodeRequestKind.REMOVE, NodeRequestKind.REPLACE, NodeRequestKind.REBUILD)
+    assert unsettled_requests(world.snapshot) == ((ended,) if waits else ())
+    world.do(RaiseFence(world.snapshot.version))
+    assert unsettled_requests(world.snapshot) == ()
+
+
+def test_a_failed_request_has_nothing_to_settle() -> None:
+    world, _ = cluster(4)
+    world.dead.add(host(2))
+    request = world.ask(NodeRequestKind.REMOVE, 2)
+    world.do(AbortRequest(request.id, "", world.now_ms))
+    assert unsettled_requests(world.snapshot) == ()

@@ -226,3 +226,19 @@ def test_the_backoff_grows_to_its_bound_and_differs_by_chance() -> None:
         assert step // 2 <= min(drawn)
         assert max(drawn) <= step
         assert len(set(drawn)) > 10
+
+
+async def test_a_refusal_says_that_this_host_has_left_and_no_other_failure_does() -> None:
+    limits = WireLimits(backoff_first_ms=2, backoff_max_ms=4)
+    async with running_rig(limits) as rig:
+        peers, learned = make_peers(rig), []
+        peers.on_left = lambda: learned.append("left")
+        rig.server.exclude(frozenset({introduction(2).host}))
+        with pytest.raises(Unreachable, match="excluded"):
+            await peers.call(SERVER, ECHO, EchoRequest(""), 1000)
+        assert learned == []
+        rig.server.exclude(frozenset(), frozenset({introduction(2).host}))
+        with pytest.raises(Unreachable, match="has left the cluster"):
+            await peers.call(SERVER, ECHO, EchoRequest(""), 5000)
+        assert set(learned) == {"left"}
+        peers.close("over")

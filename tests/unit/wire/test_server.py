@@ -3,6 +3,7 @@
 import asyncio
 import uuid
 
+import msgspec
 import pytest
 from tests.async_tests import real_time, runs_in, settled
 from tests.unit.wire.rig import (
@@ -20,10 +21,11 @@ from tests.unit.wire.rig import (
     running_rig,
 )
 
-from ebla.model.errors import ConnectionLost, Unreachable
+from ebla.model.errors import ConnectionLost, HostLeft, Unreachable
 from ebla.model.identity import ClusterId, HostId
 from ebla.wire.client_connection import ConnectionTarget, RpcClientConnection
 from ebla.wire.frames import (
+    OPERATOR_PROCESS,
     CancelFrame,
     HelloFrame,
     Introduction,
@@ -283,4 +285,18 @@ async def test_connections_of_an_excluded_host_are_closed_and_refused() -> None:
             await connect(context, SERVER_ADDRESS, ConnectionTarget(Lane.CONTROL))
         rig.server.exclude(frozenset())
         caller, _ = await connect(context, SERVER_ADDRESS, ConnectionTarget(Lane.CONTROL))
+        caller.close("the test ends")
+
+
+@pytest.mark.parametrize("lane", Lane)
+async def test_a_host_that_has_left_is_told_so_on_every_lane_and_its_operator_may_call(lane: Lane) -> None:
+    async with running_rig() as rig:
+        context = rig.context(introduction(2))
+        caller, _ = await connect(context, SERVER_ADDRESS, ConnectionTarget(lane))
+        rig.server.exclude(frozenset(), frozenset({context.introduction.host}))
+        assert "left" in await caller.wait_closed()
+        with pytest.raises(HostLeft, match="has left the cluster and can never come back"):
+            await connect(context, SERVER_ADDRESS, ConnectionTarget(lane))
+        operator = rig.context(msgspec.structs.replace(introduction(2), process=OPERATOR_PROCESS))
+        caller, _ = await connect(operator, SERVER_ADDRESS, ConnectionTarget(lane))
         caller.close("the test ends")

@@ -15,7 +15,7 @@ from ebla.cli.cluster.local_cluster import AddedNodesSpec, LocalNode, add_nodes,
 from ebla.cli.cluster.node_calls import choose_nodes, control_caller, local_transport, run_async
 from ebla.cli.cluster.node_requests import IgnoreDead
 from ebla.cli.cluster.operations import resolve_host
-from ebla.cli.cluster.requests import FollowedRequest, RequestFlags, followed_request
+from ebla.cli.cluster.requests import FollowedRequest, RequestFlags, followed_request, show_skipped
 from ebla.cli.cluster.topology_reports import fetch_report, follow
 from ebla.cli.command import OutputFlags, add_command
 from ebla.cli.output import print_json
@@ -213,6 +213,8 @@ def _detach(flags: RequestFlags, joins: Sequence[NodeJoin]) -> int:
 
 def show_join(flags: OutputFlags, join: NodeJoin) -> None:
     result = join.result()
+    if join.followed is not None:
+        show_skipped(join.followed)
     if flags.as_json:
         print_json(_json(join))
     elif result.outcome == RequestOutcome.DONE:

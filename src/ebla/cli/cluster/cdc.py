@@ -54,7 +54,7 @@ def check_and_repair(flags: RequestFlags) -> int:
     follow_request(flags, followed)
     result, ended = followed.result(), followed.follower.ended
     if result.outcome != RequestOutcome.DONE or not isinstance(ended, GlobalRequest):
-        return show_result(flags, result, followed.label)
+        return show_result(flags, followed)
     timestamp_ms = None if ended.generation is None else _timestamp_ms(flags, ended.generation)
     if flags.as_json:
         generation = None if ended.generation is None else str(ended.generation)

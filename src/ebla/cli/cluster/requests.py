@@ -145,10 +145,6 @@ class FollowedRequest:
     def result(self) -> RequestResult:
         return self.follower.result()
 
-    def skipped(self) -> tuple[str, ...]:
-        ended = self.follower.ended
-        return ended.skipped if isinstance(ended, NodeRequest) else ()
-
     async def _has_left_here(self) -> bool:
         """Only a node that has left marks its folder. It may have been the only one that could be asked."""
         if not isinstance(self.stored, NodeRequest) or self.stored.kind is not NodeRequestKind.LEAVE:
@@ -205,9 +201,7 @@ def run_request(flags: RequestFlags, request: NodeRequest, done: str) -> int:
         sys.stderr.write(f"request {short_id(report, stored.id)}: {subject_text(flags, report, stored)}\n")
     followed = followed_request(flags, report, stored)
     follow_request(flags, followed)
-    for line in followed.skipped():
-        sys.stderr.write(f"! {line}\n")
-    return show_result(flags, followed.result(), followed.label, done=f"{host_text(flags, report, request)} {done}")
+    return show_result(flags, followed, done=f"{host_text(flags, report, request)} {done}")
 
 
 def show_detached(flags: NodeFlags, request: TopologyRequest) -> int:
@@ -216,10 +210,17 @@ def show_detached(flags: NodeFlags, request: TopologyRequest) -> int:
     return 0
 
 
-def show_result(
-    flags: NodeFlags, result: RequestResult, label: str, *, is_ended: bool = True, done: str | None = None
-) -> int:
+def show_skipped(followed: FollowedRequest) -> None:
+    """What an operation that has ended could not move."""
+    ended = followed.follower.ended
+    for line in ended.skipped if isinstance(ended, NodeRequest) else ():
+        sys.stderr.write(f"! {line}\n")
+
+
+def show_result(flags: NodeFlags, followed: FollowedRequest, *, is_ended: bool = True, done: str | None = None) -> int:
     """Returns the exit status. `done` begins the last line of a request that is done."""
+    result, label = followed.result(), followed.label
+    show_skipped(followed)
     if flags.as_json:
         print_json(msgspec.to_builtins(result))
     elif not is_ended:

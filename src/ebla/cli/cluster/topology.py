@@ -65,7 +65,7 @@ def wait(
     found = find_request(report, request)
     followed = followed_request(flags, report, found)
     is_ended = follow_request(flags, followed, timeout)
-    return show_result(flags, followed.result(), followed.label, is_ended=is_ended)
+    return show_result(flags, followed, is_ended=is_ended)
 
 
 @add_command(app, is_change=True)

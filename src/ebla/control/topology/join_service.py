@@ -6,6 +6,7 @@ A request is committed here and nothing more: the coordinator adds the node to g
 from collections.abc import Awaitable, Callable
 
 from ebla.control.fault_points import FaultPoint
+from ebla.control.topology.barrier_client import DownHosts
 from ebla.control.topology.deps import TopologyDeps, expires_at, remaining_ms
 from ebla.group0.join_admission import AdmissionView, admission_error, is_submitted, join_commands
 from ebla.group0.join_messages import (
@@ -29,11 +30,15 @@ class JoinService:
     def __init__(
         self,
         deps: TopologyDeps,
+        silent: DownHosts,
         waits_for: Callable[[RequestId], Awaitable[str]],
         reach: Callable[[FaultPoint], Awaitable[None]],
     ) -> None:
-        """`waits_for`: for people, why an open request makes no progress; empty: it is not known here."""
+        """`silent`: the hosts that do not answer. Unlike those that are down, an excluded host may answer, and must not
+        be replaced while it does. `waits_for`: for people, why an open request makes no progress; empty: it is not
+        known here."""
         self._deps = deps
+        self._silent = silent
         self._waits_for = waits_for
         self._reach = reach
 
@@ -84,13 +89,14 @@ class JoinService:
         )
 
     def _view(self, snapshot: Snapshot) -> AdmissionView:
-        group0, down = self._deps.group0, self._deps.down()
+        group0, silent = self._deps.group0, self._silent()
+        alive = frozenset(host for host in snapshot.nodes if host not in silent)
         return AdmissionView(
             cluster=group0.config.cluster,
             cluster_name=group0.config.cluster_name,
             snapshot=snapshot,
             members=group0.running.store.members,
-            liveness=LivenessView(frozenset(host for host in snapshot.nodes if host not in down), self._deps.now_ms()),
+            liveness=LivenessView(alive, self._deps.now_ms()),
         )
 
     def _require_state(self) -> None:

@@ -160,9 +160,8 @@ async def _run_node(environment: Environment, world: World, cluster: Group0Clust
         topology = CommittedTopology(report)
         operations = Operations(_operation_deps(environment, group0, topology, report), peers, lambda: JANITOR_DELAY_MS)
         operations.serve_on(server)
-        JoinService(_topology_deps(environment, group0, topology, peers, report), _waits_for, _no_fault).serve_on(
-            server
-        )
+        deps = _topology_deps(environment, group0, topology, peers, report)
+        JoinService(deps, deps.down, _waits_for, _no_fault).serve_on(server)
         service = Group0Service(group0, peers, environment.rng, PAGE_LIMITS)
         service.serve_peers(server)
         service.serve_operator(server, shared=True)

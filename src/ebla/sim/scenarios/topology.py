@@ -149,7 +149,7 @@ async def _sample(growth: Growth, samples: CoordinatorSamples) -> None:
             samples.sample(None, None, ())
         else:
             node, process = leader
-            samples.sample(node.host, process, process._down(silent_only=True))  # noqa: SLF001  # as its coordinator sees them
+            samples.sample(node.host, process, process._silent())  # noqa: SLF001  # as its coordinator sees them
         samples.check_cancellations()
         running = [one for one in cluster.present() if one.live_control is not None and _runs_raft(one)]
         samples.check_servers(cluster.newest_store(), [one.host for one in running])

@@ -67,6 +67,9 @@ def _require_not_ignored_by_others(draft: TopologyDraft, host: HostId) -> None:
     requests = [request for request in draft.base.node_requests.values() if request.is_open]
     needed = any(host in request.excludes for request in requests)
     draft.require(not needed, f"{host} is excluded by a request that is not done")
+    running = draft.base.node_in_transition()
+    abort = "" if running is None or running.request is None else f" or abort it: ebla topology abort {running.request}"
+    draft.require(running is None, f"{draft.base.running_operation} is not done yet: wait for it{abort}")
     # Stages did not wait for it. If barriers waited for it again in the middle of a transition, it would keep what
     # `cleanup` should have removed: during the transition it counts as a replica, and nothing cleans up later.
     moving = draft.base.in_tablet_transition(host)
@@ -95,11 +98,9 @@ def _include(draft: TopologyDraft, command: IncludeHost) -> None:
     # INV-NODE-23: quorums rely on rows that it never got.
     draft.require(
         not draft.base.node(command.host).is_incomplete,
-        f"{command.host} became a replica while it was excluded and lacks rows: remove it (ebla removenode) or replace "
-        "it (ebla add-node --replace)",
+        f"{command.host} is incomplete: it became a replica while it was excluded and lacks rows; remove it (ebla "
+        f"removenode {command.host}) or replace it (ebla add-node --replace {command.host})",
     )
-    running = draft.base.running_operation if draft.base.node_in_transition() is not None else ""
-    draft.require(not running, f"{running} is not done yet: wait for it or abort it")
     _require_not_ignored_by_others(draft, command.host)
     draft.step(
         ignored_nodes=tuple(host for host in state.ignored_nodes if host != command.host),

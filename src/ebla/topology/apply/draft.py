@@ -160,7 +160,10 @@ class TopologyDraft:
 
     def _settle_exclusions(self, request: NodeRequest, *, has_failed: bool, now_ms: int) -> None:
         """After a failure the nodes that the request excluded are excluded no longer, unless another open request
-        excludes them too. After success those that it ignored stay excluded, until each is recovered."""
+        excludes them too. After success those that it ignored stay excluded, until each is recovered.
+
+        While the request of another node runs, they stay excluded until that ends: its barriers have not waited for
+        them, and it may have counted them out (`excluded_at_start`)."""
         if not has_failed:
             known = [one.host for one in self.now.state.exclusions]
             kept = [host for host in request.ignored_nodes if host in self.now.state.ignored_nodes]
@@ -168,9 +171,13 @@ class TopologyDraft:
             if fresh:
                 exclusions = sorted((*self.now.state.exclusions, *fresh), key=lambda one: one.host)
                 self.set_state(exclusions=tuple(exclusions))
+        moving = self.now.node_in_transition()
+        if moving is not None and moving.request not in (None, request.id):
             return
-        others = [one for one in self.now.node_requests.values() if one.is_open]
-        self.forget_ignored(*(host for host in request.excludes if not any(host in one.excludes for one in others)))
+        bound = [host for one in self.now.node_requests.values() if one.is_open for host in one.excludes]
+        if not has_failed:
+            bound += request.presumed_dead  # it is about to be `left`
+        self.forget_ignored(*(host for host in self.now.state.ignored_nodes if host not in bound))
 
     def ignore(self, *hosts: HostId) -> None:
         """A new version, because every node must see it: an excluded node serves nothing."""

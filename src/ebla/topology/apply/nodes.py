@@ -282,10 +282,10 @@ def _finish(draft: TopologyDraft, node: Node, place: StatePair, now_ms: int) -> 
     assert place.state in (NodeState.NORMAL, NodeState.LEFT)
     draft.close_session(draft.base.state.session)
     draft.step(transition=None, session=None)
+    if place.state is NodeState.LEFT and node.state is NodeState.REMOVING:
+        mark_incomplete(draft, hosts_without_rows(draft.base))  # first: an incomplete node stays excluded
     _end_operation(draft, node, "", now_ms)
     if place.state is NodeState.LEFT:
-        if node.state is NodeState.REMOVING:
-            mark_incomplete(draft, hosts_without_rows(draft.base))
         _become_left(draft, node.host, now_ms)
         return
     if node.state is NodeState.REPLACING:

@@ -223,6 +223,17 @@ def test_tablets_that_stay_on_the_replaced_node_are_counted(
     assert "! 6 tablet replicas stay on 127.0.0.3, which has left" in done.stderr
 
 
+def test_what_a_replacement_could_not_move_is_printed(
+    cluster: Cluster, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(add_node, "resolve_host", lambda _flags, _text: HOSTS[2])
+    monkeypatch.setattr(RequestFlags, "snapshot", lambda _flags: Snapshot())
+    over = ended(RequestOutcome.DONE)
+    request = msgspec.structs.replace(over.ended[0], skipped=("shop.orders: 4 ranges lost",))
+    cluster.reports = [joining(), msgspec.structs.replace(over, ended=(request,))]
+    assert "! shop.orders: 4 ranges lost\n" in run(data, "--replace", "node3").stderr
+
+
 def test_what_does_not_go_with_a_replacement_is_wrong_usage(cluster: Cluster, data: Path) -> None:
     cluster.reports = [joining()]
     assert run(data, "--ignore-dead", "node2").exit_code == 2

@@ -91,7 +91,9 @@ def test_a_removal_ignores_further_dead_nodes_and_says_what_was_lost(cluster: Cl
     cluster.reports = [joining(), done(removal, skipped=("shop.orders: 4 ranges have no replica left",))]
     removed = run("removenode", "node3", "--ignore-dead", "node2", "--ignore-dead", "node1", "--ignore-dead", "node2")
     assert removed.stdout.startswith("node3 127.0.0.3 is removed after ")
-    assert "! shop.orders: 4 ranges have no replica left\n" in removed.stderr
+    lost = "! shop.orders: 4 ranges have no replica left\n"
+    assert lost in removed.stderr
+    assert lost in run("topology", "wait", str(JOIN)).stderr, "a command that waits for it later says so too"
     assert cluster.sent[-1].request.ignored_nodes == (HOSTS[1], HOSTS[0])
 
 

@@ -1,5 +1,6 @@
 """The checks of failover on the leader: when they run, whose opinions count, and what automatic failover requires."""
 
+import uuid
 from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any, cast
@@ -12,13 +13,25 @@ from ebla.control.operations.runner import OperationHandle
 from ebla.group0.failover import RecoveryFacts
 from ebla.group0.operations import EndedOperation, Operation, OperationCode, OperationFailed
 from ebla.model.errors import DeadlineExceeded, Unreachable
-from ebla.model.identity import HostId, TopologyVersion
+from ebla.model.identity import HostId, RequestId, SessionId, TableId, TopologyVersion
 from ebla.model.opinions import Opinion, OpinionState
 from ebla.settings_store.registry import AutoFailoverSettings
+from ebla.topology.commands import (
+    AdvanceNode,
+    AlterKeyspace,
+    CreateKeyspace,
+    CreateTable,
+    ExcludeHosts,
+    StartNodeRequest,
+    SubmitNodeRequest,
+)
+from ebla.topology.snapshot import Exclusion, Keyspace, NodeRequest, Replication, Table
+from ebla.topology.states import NodeRequestKind, Strategy
 from ebla.wire.failover_messages import OpinionsAnswer
 from ebla.wire.feed_messages import NodeBarrierAnswer, NodeBarrierRequest
 
 SILENCE_MS = 3_000
+HEALTHY = RecoveryFacts(is_up=True, behind_entries=0, is_leased=True)
 
 
 class Voters:
@@ -170,8 +183,7 @@ async def test_a_node_whose_shard_has_an_old_version_is_not_recovered() -> None:
     """INV-FAIL-3. No barrier waited for it, and it would serve by that version."""
     rig = FailoverRig(await prepared())
     assert await rig.run(by_hand(3, 4)) is None
-    healthy = RecoveryFacts(is_up=True, behind_entries=0, is_leased=True)
-    rig.failover._recovery_facts = lambda host: healthy  # type: ignore[method-assign]  # control has recovered
+    rig.failover._recovery_facts = lambda host: HEALTHY  # type: ignore[method-assign]  # control has recovered
     rig.voters.silent.clear()
     rig.voters.installed = TopologyVersion(rig.rig.snapshot.version - 1)
     error = await rig.run(include(3, 5))
@@ -216,3 +228,50 @@ async def test_the_check_runs_under_the_quorum_and_after_a_read_barrier() -> Non
     )
     await leader.runner.run(by_hand(3, 4), check)
     assert steps == ["quorum", "barrier", "check", "quorum of the new voters", "barrier", "check"]
+
+
+async def test_an_incomplete_node_is_not_recovered_and_the_refusal_says_how_to_go_on() -> None:
+    """INV-NODE-23."""
+    rig = FailoverRig(await prepared())
+    rig.failover._recovery_facts = lambda host: HEALTHY  # type: ignore[method-assign]  # it has caught up
+    lacking = Exclusion(host=host(3), since_ms=1, by=host(1))
+    one, three = (_on_vnodes(factor) for factor in (1, 3))
+    rig.rig.commit(CreateKeyspace(one))
+    rig.rig.commit(CreateTable(Table(id=TableId(uuid.UUID(int=5)), keyspace=one.name, name="t")))
+    rig.rig.commit(ExcludeHosts((lacking,)))
+    rig.rig.commit(AlterKeyspace(three))
+    assert rig.rig.snapshot.node(host(3)).is_incomplete
+    error = await rig.run(include(3, 5))
+    assert error is not None
+    assert error.code is OperationCode.REFUSED
+    for part in ("incomplete", f"ebla removenode {host(3)}", f"ebla add-node --replace {host(3)}"):
+        assert part in error.message
+    assert rig.rig.snapshot.excluded_hosts == (host(3),)
+    assert rig.rig.record is None
+
+
+async def test_nobody_is_recovered_while_a_node_operation_runs() -> None:
+    rig = FailoverRig(await prepared())
+    rig.failover._recovery_facts = lambda host: HEALTHY  # type: ignore[method-assign]  # it has caught up
+    rig.rig.commit(ExcludeHosts((Exclusion(host=host(3), since_ms=1, by=host(1)),)))
+    request = NodeRequest(
+        id=RequestId(uuid.UUID(int=6)), kind=NodeRequestKind.REBUILD, host=host(4), initiator=host(4), start_ms=1
+    )
+    rig.rig.commit(SubmitNodeRequest(request))
+    rig.rig.commit(StartNodeRequest(request.id, SessionId(uuid.UUID(int=7))))
+    error = await rig.run(include(3, 5))
+    assert error is not None
+    assert error.code is OperationCode.REFUSED
+    assert f"rebuild (request {request.id})" in error.message
+    assert f"ebla topology abort {request.id}" in error.message
+    assert rig.rig.snapshot.excluded_hosts == (host(3),)
+    rig.rig.commit(AdvanceNode(host=host(4), leaving=None, now_ms=2))
+    rig.voters.silent.clear()
+    rig.voters.installed = rig.rig.snapshot.version
+    assert await rig.run(include(3, 6)) is None
+    assert host(3) not in rig.rig.snapshot.excluded_hosts
+
+
+def _on_vnodes(factor: int) -> Keyspace:
+    replication = Replication(Strategy.NETWORK_TOPOLOGY, (("dc1", factor),))
+    return Keyspace(name="v", replication=replication, on_tablets=False)

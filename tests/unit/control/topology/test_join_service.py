@@ -42,7 +42,7 @@ class Rig(CommitRig):
             running=SimpleNamespace(client=self, raft=self, store=self.store),
         )
         deps = replace(self.deps("joins"), group0=cast("Group0Node", group0))
-        service = JoinService(deps, self.waits_for, self.reach)
+        service = JoinService(deps, lambda: self.silent, self.waits_for, self.reach)
         service.serve_on(cast("Server", SimpleNamespace(serve=self.serve)))
         self.request = JoinNodeRequest(
             attempt=ATTEMPT,
@@ -183,7 +183,10 @@ async def test_a_replace_is_committed_for_the_host_that_its_name_resolves_to(rig
     new = rig.world.node(NEW, rack=dead.rack, address=dead.address, num_tokens=99)
     with pytest.raises(Refused, match="is alive"):
         await rig.join(node=new, replaced=dead.address)
-    rig.down = (host(2),)
+    rig.down = (host(2),)  # excluded, so it counts as down, and it answers
+    with pytest.raises(Refused, match="is alive"):
+        await rig.join(node=new, replaced=dead.address)
+    rig.silent = (host(2),)
     await rig.join(node=new, replaced=dead.address)
     request = rig.snapshot.node_requests[RequestId(ATTEMPT)]
     assert (request.kind, request.replaced) == (NodeRequestKind.REPLACE, host(2))

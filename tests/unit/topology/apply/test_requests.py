@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from tests.unit.topology.world import Coordinator, World, cluster, host
 
-from ebla.model.identity import RequestId, TopologyVersion
+from ebla.model.identity import RequestId, TableId, TopologyVersion
 from ebla.topology.apply.draft import FINISHED_REQUESTS_MAX
 from ebla.topology.apply.requests import PENDING_REQUESTS_MAX
 from ebla.topology.cdc_generations import has_current_streams
@@ -15,9 +15,13 @@ from ebla.topology.commands import (
     AdvanceNode,
     CancelRequest,
     CommitCdcGeneration,
+    CompleteRequest,
+    CreateKeyspace,
+    CreateTable,
     ExcludeHosts,
     FinishGlobalRequest,
     IncludeHost,
+    RaiseFence,
     SetBalancing,
     SetIgnoredNodes,
     StartCdcCommit,
@@ -28,8 +32,24 @@ from ebla.topology.commands import (
 )
 from ebla.topology.next_step import DropAbandoned, side_steps
 from ebla.topology.node_states import NODE_TABLE, REQUEST_STARTS
-from ebla.topology.snapshot import CdcGenerationPart, CdcRange, Exclusion, GenerationId, GlobalRequest
-from ebla.topology.states import GlobalRequestKind, NodeRequestKind, NodeState, RequestOutcome, TransitionState
+from ebla.topology.snapshot import (
+    CdcGenerationPart,
+    CdcRange,
+    Exclusion,
+    GenerationId,
+    GlobalRequest,
+    Keyspace,
+    Replication,
+    Table,
+)
+from ebla.topology.states import (
+    GlobalRequestKind,
+    NodeRequestKind,
+    NodeState,
+    RequestOutcome,
+    Strategy,
+    TransitionState,
+)
 
 RF_CHANGE = GlobalRequestKind.KEYSPACE_RF_CHANGE
 CDC = GlobalRequestKind.CHECK_AND_REPAIR_CDC_STREAMS
@@ -349,6 +369,57 @@ def test_after_a_success_the_ignored_nodes_stay_excluded() -> None:
     assert excluded(world) == [3], "it is excluded until it is recovered"
     world.do(IncludeHost(host(3)))
     assert excluded(world) == []
+
+
+def test_nobody_returns_in_the_middle_of_the_operation_of_another_node() -> None:
+    """Its barriers have not waited for that node: by its old view, the node would send writes to no pending replica."""
+    world, coordinator = cluster(5)
+    on_vnodes(world, 1)
+    world.dead.add(host(5))
+    removal = world.ask(NodeRequestKind.REMOVE, 5)
+    joining = world.ask_to_join(world.node(9))
+    coordinator.until(T.WRITE_BOTH_READ_OLD)
+    world.do(AbortRequest(removal.id, "", world.now_ms))
+    assert excluded(world) == [5]
+    assert "is not done yet" in world.refused(SetIgnoredNodes(()))
+    coordinator.settle()
+    assert world.snapshot.node_requests[joining.id].outcome is RequestOutcome.DONE
+    assert excluded(world) == [], "the end of the operation gives it back"
+
+
+def test_a_node_that_a_remove_did_not_count_stays_excluded_though_its_own_request_is_aborted() -> None:
+    """INV-NODE-23: it becomes a replica without the rows."""
+    world, coordinator = cluster(4)
+    on_vnodes(world, 3)
+    world.dead |= {host(3), host(4)}
+    removal = world.ask(NodeRequestKind.REMOVE, 3)
+    other = world.ask(NodeRequestKind.REMOVE, 4)
+    coordinator.until(T.WRITE_BOTH_READ_NEW)
+    assert world.snapshot.node_requests[removal.id].excluded_at_start == (host(4),)
+    world.do(AbortRequest(other.id, "", world.now_ms))
+    coordinator.settle()
+    assert world.snapshot.node(host(4)).is_incomplete
+    assert excluded(world) == [4]
+
+
+def test_an_answered_leave_holds_up_no_return() -> None:
+    """Its barrier has passed, and nothing ends after it that could give the node back."""
+    world, coordinator = cluster(5)
+    world.dead.add(host(5))
+    removal = world.ask(NodeRequestKind.REMOVE, 5)
+    leaving = world.ask(NodeRequestKind.LEAVE, 4)
+    world.dead.clear()
+    coordinator.until(T.LEFT_TOKEN_RING)
+    world.do(RaiseFence(world.snapshot.version))
+    world.do(CompleteRequest(leaving.host, world.now_ms))
+    world.do(AbortRequest(removal.id, "", world.now_ms))
+    assert excluded(world) == []
+
+
+def on_vnodes(world: World, factor: int) -> None:
+    replication = Replication(Strategy.NETWORK_TOPOLOGY, (("dc1", factor),))
+    world.do(CreateKeyspace(Keyspace(name="v", replication=replication, on_tablets=False)))
+    world.do(CreateTable(Table(id=TableId(world.new_id()), keyspace="v", name="t")))
 
 
 def test_requests_for_new_streams_are_shared() -> None:

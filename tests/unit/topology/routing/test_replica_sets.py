@@ -367,6 +367,20 @@ def test_a_rebuilt_node_streams_all_it_has_from_all_others() -> None:
     assert [each.sources for each in streams(snapshot, host(1))] == [(), (host(2),)]
 
 
+@pytest.mark.parametrize("state", [NodeState.REMOVING, NodeState.REPLACING, NodeState.REBUILDING])
+def test_of_three_replicas_both_others_are_merged(state: NodeState) -> None:
+    """Any one of them may lack a write that two others acknowledged."""
+    replaces = 5 if state is NodeState.REPLACING else None
+    transition = None if state is NodeState.REBUILDING else T.WRITE_BOTH_READ_OLD
+    ring = ring_of(changing=state, transition=transition, replaces=replaces)
+    name = ring.tables[TABLE].keyspace
+    wide = msgspec.structs.replace(ring.keyspaces[name], replication=network(dc1=3))
+    dead = () if state is NodeState.REBUILDING else (host(replaces or 4),)
+    found = streams(replace(ring, keyspaces=ring.keyspaces.put(name, wide)), *dead)
+    assert found
+    assert all(len(each.sources) == 2 for each in found), found
+
+
 def test_a_rebuild_streams_from_one_datacenter_if_that_is_wanted() -> None:
     snapshot = ring_of(changing=NodeState.REBUILDING, transition=None)
     away = msgspec.structs.replace(snapshot.node(host(1)), rack="r9")
