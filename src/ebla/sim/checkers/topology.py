@@ -3,7 +3,9 @@
 - INV-NODE-1 to INV-NODE-19 on every version, INV-NODE-22 and INV-ATOM-4 whenever no atomic change is unfinished;
 - INV-NODE-21: no node runs a Raft server before it is accepted;
 - an operation that makes no progress has a cause, which the coordinator names;
-- a request is cancelled only after its objection has stood for the whole grace period.
+- a request is cancelled only after its objection has stood for the whole grace period, or because its node goes;
+- a queue with a request that can run moves;
+- the outcome of a request agrees with the rows (`request_outcomes.py`).
 """
 
 from dataclasses import dataclass, field
@@ -16,9 +18,10 @@ from ebla.model.transaction import MEMBERS_PREFIX
 from ebla.node.control_process import ControlProcess
 from ebla.settings_store.registry import TopologySettings
 from ebla.sim.checkers.operations import early_server_problem, settled_problem
+from ebla.sim.checkers.request_outcomes import is_ended_by_other, outcome_problem
 from ebla.sim.world import World
 from ebla.topology.invariants import violations, violations_between
-from ebla.topology.request_queue import LivenessView, StartRequest, choose_request, pending_requests
+from ebla.topology.request_queue import LivenessView, QueueChoice, StartRequest, choose_request, pending_requests
 from ebla.topology.snapshot import NodeRequest, Snapshot
 from ebla.topology.states import RequestOutcome, SessionKind, TransitionState
 
@@ -47,6 +50,8 @@ class TopologyLedger:
         self.states: dict[TransitionState, int] = {}
         """How often each was entered."""
         self.ended: dict[RequestId, NodeRequest] = {}
+        self.ended_by_others: dict[RequestId, None] = {}
+        """Because their nodes went."""
 
     # ---- every committed state
 
@@ -90,12 +95,18 @@ class TopologyLedger:
                 self._opened.setdefault(session.id, snapshot.version)
         for request in snapshot.node_requests.values():
             if not request.is_open:
-                self._note_end(request)
+                self._note_end(request, snapshot)
         found = violations(snapshot)
         if found:
             self._world.fail(f"{name}: version {snapshot.version}: {found[0]}")
 
-    def _note_end(self, request: NodeRequest) -> None:
+    def _note_end(self, request: NodeRequest, snapshot: Snapshot) -> None:
+        if request.id not in self.ended and snapshot.version - request.end_version <= 1:
+            problem = outcome_problem(request, snapshot)
+            if problem is not None:
+                self._world.fail(f"version {snapshot.version}: {problem}")
+            if is_ended_by_other(request, snapshot):
+                self.ended_by_others[request.id] = None
         known = self.ended.setdefault(request.id, request)
         if known != request:
             self._world.fail(f"request {request.id} ended as {known.outcome} ({known.error}), and then: {request}")
@@ -153,6 +164,8 @@ class CoordinatorSamples:
     _progress: dict[RequestId, _Progress] = field(default_factory=dict)
     _could_run: dict[RequestId, float] = field(default_factory=dict)
     """When each pending request was last seen to be viable, or something ran."""
+    _runnable: _Progress | None = None
+    """The request that could start now, of which coordinator, and since when."""
     _judged: dict[RequestId, None] = field(default_factory=dict)
     _early_since: float | None = None
 
@@ -160,10 +173,13 @@ class CoordinatorSamples:
         """Of the node that coordinates; None: nobody does. `down` are the hosts that it sees as down."""
         if process is None or process.coordinator is None or process.coordinator.current is None:
             self._progress.clear()
+            self._runnable = None
             return
         snapshot = process.topology.snapshot
         self._check_causes(host, process.coordinator, snapshot, process)
-        self._note_queue(snapshot, down)
+        choice = self._note_queue(snapshot, down)
+        waits = process.coordinator.causes.of(None) is not None
+        self._check_queue(host, choice.request.id if isinstance(choice, StartRequest) and not waits else None)
 
     def _check_causes(
         self, host: HostId | None, coordinator: Coordinator, snapshot: Snapshot, process: ControlProcess
@@ -187,7 +203,7 @@ class CoordinatorSamples:
         for gone in [one for one in self._progress if all(one != each.id for each in opened)]:
             del self._progress[gone]
 
-    def _note_queue(self, snapshot: Snapshot, down: tuple[HostId, ...]) -> None:
+    def _note_queue(self, snapshot: Snapshot, down: tuple[HostId, ...]) -> QueueChoice | None:
         now = self.world.now()
         alive = frozenset(host for host in snapshot.nodes if host not in down)
         is_idle = snapshot.node_in_transition() is None and snapshot.transition is None
@@ -196,6 +212,17 @@ class CoordinatorSamples:
         for request in pending_requests(snapshot):
             if not blocked or request.id not in self._could_run:
                 self._could_run[request.id] = now
+        return choice
+
+    def _check_queue(self, host: HostId | None, runnable: RequestId | None) -> None:
+        """None: no request can start, or the coordinator waits for something else and says so."""
+        now, shown = self.world.now(), (host, runnable)
+        if runnable is None:
+            self._runnable = None
+        elif self._runnable is None or self._runnable.shown != shown:
+            self._runnable = _Progress(shown, now)
+        elif now - self._runnable.since > SILENT_S:
+            self.world.fail(f"request {runnable} can run since {self._runnable.since:.0f} s, and is not started")
 
     def check_cancellations(self) -> None:
         """Of requests that have ended since the last sample."""
@@ -206,6 +233,8 @@ class CoordinatorSamples:
             viable_at = self._could_run.get(request.id, self.world.now())
             stood_s = self.world.now() - viable_at
             is_early = stood_s + SLACK_S < self.settings.request_grace_ms / 1000
+            if request.id in self.ledger.ended_by_others:
+                continue
             if request.error.startswith(CANCELLED) and is_early:
                 self.world.fail(
                     f"request {request.id} was cancelled, and could run {stood_s:.1f} s ago: {request.error}"

@@ -10,11 +10,13 @@ from ebla.group0.operations import read_record
 from ebla.model.consistency import ConsistencyLevel as Level
 from ebla.model.errors import EblaError
 from ebla.ports.environment import Environment
+from ebla.sim.checkers.request_outcomes import last_problem
 from ebla.sim.checkers.rows import Cell
+from ebla.sim.checkers.serving import ServingChecker
 from ebla.sim.checkers.topology import SAMPLE_S, CoordinatorSamples
 from ebla.sim.checkers.transfers import find_leftovers
 from ebla.sim.clusters.growing_nodes import TOPOLOGY_SETTINGS, GrowingCluster, build_cluster
-from ebla.sim.clusters.nodes import SimNode
+from ebla.sim.clusters.nodes import LIMITS, SimNode
 from ebla.sim.clusters.transfer_nodes import supervise_pipelines
 from ebla.sim.faults import devices, links
 from ebla.sim.faults.harsh import DEVICE_FAULTS, LINK_FAULTS, PROCESS_FAULTS, InjectedFault, harsh
@@ -141,9 +143,12 @@ def _start_deleting(growth: Growth) -> None:
 
 async def _sample(growth: Growth, samples: CoordinatorSamples) -> None:
     cluster = growth.cluster
+    serving = ServingChecker(growth.world, LIMITS.feed_silence_ms, SAMPLE_S)
     while True:
         await asyncio.sleep(SAMPLE_S)
         growth.follow()
+        for node in cluster.present():
+            serving.sample(node, has_left=cluster.state_of(node) is NodeState.LEFT)
         leader = cluster.leader()
         if leader is None or not leader[0].control.running:
             samples.sample(None, None, ())
@@ -176,6 +181,11 @@ async def _judge(growth: Growth) -> None:
     await check_replicas(load)
     swept = await world.wait_for(lambda: _leftovers(cluster) is None, SWEEP_S)
     world.check(swept, str(_leftovers(cluster)))
+    newest = cluster.newest()
+    world.check(newest is not None, "no node runs")
+    if newest is not None:
+        problem = last_problem(cluster.topology.ended.values(), newest)
+        world.check(problem is None, str(problem))
     cluster.ledger.check_files()
     world.check(load.ledger.acknowledged > world.seconds / 2, f"only {load.ledger.acknowledged} writes")
 
