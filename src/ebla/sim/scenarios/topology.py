@@ -97,7 +97,7 @@ async def run(world: World) -> None:
         f"{operator.counts}, states {states}, causes {samples.causes}; {cluster.ledger.adoptions} layers adopted, "
         f"{cluster.ledger.merged_rows} rows merged, {cluster.engine.zombies} zombies; "
         f"{len(growth.deleted.deleted)} rows deleted, {growth.deleted.reads} of them read; "
-        f"{load.ledger.acknowledged} writes acknowledged, {load.ledger.reads} reads, {cluster.gains.gains} gains",
+        f"{load.ledger.acknowledged} writes acknowledged, {load.ledger.reads} reads, {cluster.gains.gains} gains, {cluster.gains.kept_gains} of what was there before",
     )
 
 
