@@ -107,7 +107,9 @@ class GainedRangesLedger:
                 if record.incarnation == stack.incarnation and batch.first_sequence < gain.logged_before:
                     keys = [key for key, _ in record.items if any(decode_token(key) in one for one in gain.ranges)]
                     if keys:
-                        self.fail(f"{gain.where}key {keys[0].hex()} is in records of its commit log that a start replays")
+                        self.fail(
+                            f"{gain.where}key {keys[0].hex()} is in records of its commit log that a start replays"
+                        )
         self.gains += bool(stack.entry.bases)
         self.kept_gains += bool(gain.items)
 

@@ -117,8 +117,8 @@ async def start(world: World) -> Growth:
         unit.start()
     await cluster.wait_all_normal()
     growth.struck.append(_start_schema_changer(growth, cluster.nodes[0], keyspaces))
-    counts = load.tables, growth.deleted.tables
-    await wait_until(lambda: all(len(one) == len(keyspaces) for one in counts), world, "the tables are not there")
+    count, deleted = len(keyspaces), growth.deleted.tables
+    await wait_until(lambda: len(load.tables) == count and len(deleted) == count + 1, world, "the tables are not there")
     start_row_clients(load, CLIENTS, WORKERS)
     _start_deleting(growth)
     return growth
