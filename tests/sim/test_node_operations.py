@@ -3,12 +3,10 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
-import pytest
 from tests.sim.topology_rig import ENDED, JOINED, OUTAGE_S, TopologyRig
 
 from ebla.control.fault_points import FaultPoint
 from ebla.group0.members import member_key
-from ebla.group0.operations import OperationKind
 from ebla.model.identity import RequestId
 from ebla.sim.clusters.nodes import LIMITS, SimNode
 from ebla.sim.clusters.transfer_nodes import supervise_pipelines
@@ -17,7 +15,7 @@ from ebla.sim.world import World
 from ebla.topology.commands import SubmitGlobalRequest
 from ebla.topology.request_queue import unsettled_requests
 from ebla.topology.snapshot import GlobalRequest
-from ebla.topology.states import GlobalRequestKind, NodeRequestKind, RequestOutcome, TransitionState
+from ebla.topology.states import GlobalRequestKind, NodeRequestKind, RequestOutcome
 
 ONLY_VNODES = KEYSPACES[1]
 
@@ -220,110 +218,3 @@ def test_a_replace_that_is_aborted_leaves_the_dead_node_as_it_was() -> None:
         assert is_member(rig, dead)
 
     run(tell)
-
-
-# ---- one fault in each state
-
-Strike = Callable[[TopologyRig, SimNode], Awaitable[None]]
-
-
-async def coordinator_dies(rig: TopologyRig, _node: SimNode) -> None:
-    leader = rig.leader()
-    for unit in leader.units():
-        unit.kill()
-    await asyncio.sleep(OUTAGE_S / 2)
-    rig.restart(leader)
-
-
-async def subject_dies(rig: TopologyRig, node: SimNode) -> None:
-    """For longer than `peer_timeout_ms`."""
-    for unit in node.units():
-        unit.kill()
-    await asyncio.sleep(3 * OUTAGE_S)
-    if rig.cluster.state_of(node) is not ENDED:
-        rig.restart(node)
-
-
-async def bystander_dies(rig: TopologyRig, node: SimNode) -> None:
-    away = next(one for one in rig.old if one not in (rig.leader(), node) and one.host not in rig.dead)
-    away.control.crash()
-    await asyncio.sleep(OUTAGE_S)
-    rig.restart(away)
-
-
-async def subject_excluded(rig: TopologyRig, node: SimNode) -> None:
-    for unit in node.units():
-        unit.kill()
-    await rig.operate(OperationKind.EXCLUDE, node, is_forced=True)
-    await asyncio.sleep(OUTAGE_S)
-    rig.restart(node)
-    await rig.until(lambda: is_idle(rig), "the operation is rolled back")
-    await rig.operate(OperationKind.INCLUDE, node)
-
-
-async def aborted(rig: TopologyRig, node: SimNode) -> None:
-    refusal = await rig.abort(node)
-    newest = rig.cluster.newest()
-    assert newest is not None, "a node runs"
-    is_late = newest.transition in (TransitionState.WRITE_BOTH_READ_NEW, TransitionState.LEFT_TOKEN_RING)
-    assert refusal.startswith("too late") if is_late else not refusal
-
-
-LEAVE, REMOVE = NodeRequestKind.LEAVE, NodeRequestKind.REMOVE
-REPLACE, REBUILD = NodeRequestKind.REPLACE, NodeRequestKind.REBUILD
-DONE, FAILED = RequestOutcome.DONE, RequestOutcome.FAILED
-CASES: tuple[tuple[NodeRequestKind, FaultPoint, Strike, RequestOutcome], ...] = (
-    (LEAVE, FaultPoint.TABLET_DRAINING_ENTERED, coordinator_dies, DONE),
-    (LEAVE, FaultPoint.TABLET_DRAINING_ENTERED, aborted, FAILED),
-    (LEAVE, FaultPoint.WRITE_BOTH_READ_OLD_ENTERED, subject_dies, FAILED),
-    (LEAVE, FaultPoint.WRITE_BOTH_READ_OLD_ENTERED, subject_excluded, FAILED),
-    (LEAVE, FaultPoint.WRITE_BOTH_READ_OLD_ENTERED, bystander_dies, DONE),
-    (LEAVE, FaultPoint.WRITE_BOTH_READ_OLD_AFTER_ACTION, aborted, FAILED),
-    (LEAVE, FaultPoint.WRITE_BOTH_READ_NEW_ENTERED, coordinator_dies, DONE),
-    (LEAVE, FaultPoint.WRITE_BOTH_READ_NEW_AFTER_BARRIER, aborted, DONE),
-    (LEAVE, FaultPoint.LEFT_TOKEN_RING_ENTERED, subject_dies, DONE),
-    (LEAVE, FaultPoint.LEAVE_REQUEST_DONE, coordinator_dies, DONE),
-    (LEAVE, FaultPoint.LEAVE_STOP_SENT, coordinator_dies, DONE),
-    (REMOVE, FaultPoint.WRITE_BOTH_READ_OLD_AFTER_ACTION, coordinator_dies, DONE),
-    (REMOVE, FaultPoint.WRITE_BOTH_READ_OLD_ENTERED, aborted, FAILED),
-    (REMOVE, FaultPoint.WRITE_BOTH_READ_NEW_BEFORE_COMMIT, coordinator_dies, DONE),
-    (REPLACE, FaultPoint.WRITE_BOTH_READ_OLD_AFTER_ACTION, coordinator_dies, DONE),
-    (REPLACE, FaultPoint.WRITE_BOTH_READ_NEW_BEFORE_COMMIT, coordinator_dies, DONE),
-    (REBUILD, FaultPoint.REBUILD_STARTED, coordinator_dies, DONE),
-    (REBUILD, FaultPoint.REBUILD_STARTED, subject_dies, FAILED),
-    (REBUILD, FaultPoint.REBUILD_AFTER_ACTION, aborted, FAILED),
-)
-
-
-@pytest.mark.parametrize(("kind", "point", "strike", "outcome"), CASES, ids=lambda one: getattr(one, "__name__", one))
-def test_an_operation_survives_one_fault(
-    kind: NodeRequestKind, point: FaultPoint, strike: Strike, outcome: RequestOutcome
-) -> None:
-    async def tell(rig: TopologyRig, node: SimNode) -> None:
-        dead = next(one for one in rig.old if one is not rig.leader())
-        subject = node if kind in (LEAVE, REBUILD) else dead
-        if subject is dead:
-            await rig.die(dead)
-        rig.stop_at(point)
-        if kind is REPLACE:
-            subject = await rig.join(dead)
-            request = rig.request_of(subject).id
-        else:
-            request = await rig.submit(kind, subject)
-        await rig.until(lambda: rig.is_stopped(point), f"{point} is reached")
-        striking = asyncio.create_task(_coroutine(strike(rig, subject)))
-        await asyncio.sleep(0.5)
-        rig.release(point)
-        await striking
-        await rig.until(lambda: rig.outcome_of(request) is not RequestOutcome.RUNNING, "the request ends")
-        assert rig.outcome_of(request) is outcome, rig.request_of(subject)
-        if outcome is FAILED and subject is dead:
-            del rig.dead[dead.host]
-        leaves = outcome is DONE and kind in (LEAVE, REMOVE)
-        assert await rig.end(dead if kind is REPLACE else subject) is (ENDED if leaves or kind is REPLACE else JOINED)
-
-    run(tell)
-
-
-async def _coroutine(work: Awaitable[None]) -> None:
-    await work

@@ -12,11 +12,12 @@ from ebla.model.errors import EblaError
 from ebla.model.identity import HostId, RequestId
 from ebla.node.control_process import ControlProcess
 from ebla.ports.environment import Environment
+from ebla.sim.checkers.request_outcomes import last_problem
 from ebla.sim.clusters.growing_nodes import GrowingCluster, build_cluster
 from ebla.sim.clusters.nodes import SimNode
 from ebla.sim.scenarios.failover import TableMaker
 from ebla.sim.scenarios.rows import check_replicas, start_row_clients
-from ebla.sim.scenarios.topology import unsettled
+from ebla.sim.scenarios.topology import leftovers, unsettled
 from ebla.sim.transfers.spark_engine import NO_ENGINE_FAULTS
 from ebla.sim.workloads.rows_client import RowsLoad
 from ebla.sim.workloads.rows_table import COLUMNS
@@ -210,6 +211,10 @@ class TopologyRig:
         await self.load.stop(self.world, END_S)
         await self.until(self._all_serve, "all serve")
         await check_replicas(self.load)
+        await self.until(lambda: leftovers(self.cluster) is None, "nothing is staged")
+        newest = self.cluster.newest()
+        assert newest is not None, "a node runs"
+        assert last_problem(self.cluster.topology.ended.values(), newest) is None
         return ENDED if node.host in self.cluster.retired else JOINED
 
     def _all_serve(self) -> bool:

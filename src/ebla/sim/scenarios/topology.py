@@ -97,7 +97,8 @@ async def run(world: World) -> None:
         f"{operator.counts}, states {states}, causes {samples.causes}; {cluster.ledger.adoptions} layers adopted, "
         f"{cluster.ledger.merged_rows} rows merged, {cluster.engine.zombies} zombies; "
         f"{len(growth.deleted.deleted)} rows deleted, {growth.deleted.reads} of them read; "
-        f"{load.ledger.acknowledged} writes acknowledged, {load.ledger.reads} reads, {cluster.gains.gains} gains, {cluster.gains.kept_gains} of what was there before",
+        f"{load.ledger.acknowledged} writes acknowledged, {load.ledger.reads} reads, {cluster.gains.gains} gains, "
+        f"{cluster.gains.kept_gains} of them of rows that were there before",
     )
 
 
@@ -179,8 +180,8 @@ async def _judge(growth: Growth) -> None:
     for cell in growth.deleted.deleted:
         world.check(await _is_gone(judge, cell), f"{cell} cannot be read at ALL, although everything is healed")
     await check_replicas(load)
-    swept = await world.wait_for(lambda: _leftovers(cluster) is None, SWEEP_S)
-    world.check(swept, str(_leftovers(cluster)))
+    swept = await world.wait_for(lambda: leftovers(cluster) is None, SWEEP_S)
+    world.check(swept, str(leftovers(cluster)))
     newest = cluster.newest()
     world.check(newest is not None, "no node runs")
     if newest is not None:
@@ -250,7 +251,7 @@ def _same_everywhere(cluster: GrowingCluster) -> bool:
     )
 
 
-def _leftovers(cluster: GrowingCluster) -> str | None:
+def leftovers(cluster: GrowingCluster) -> str | None:
     present = cluster.present()
     found = (find_leftovers(cluster.world.disk_of(node.control.machine), node.folder) for node in present)
     return next((one for one in found if one is not None), None)
