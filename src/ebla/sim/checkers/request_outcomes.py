@@ -24,7 +24,8 @@ def outcome_problem(request: NodeRequest, snapshot: Snapshot) -> str | None:
     expected = _expected_end(request)
     if expected is NodeState.LEFT and not _is_out(snapshot, node):
         return f"{request.kind} {request.id} of {node.host} is {request.outcome}, and the node is {node.state}"
-    if expected is NodeState.NORMAL and not (_is_in(node) or is_ended_by_other(request, snapshot)):
+    is_void = request.outcome is RequestOutcome.FAILED and is_ended_by_other(request, snapshot)
+    if expected is NodeState.NORMAL and not (_is_in(node) or is_void):
         return f"{request.kind} {request.id} of {node.host} is {request.outcome}, and the node is {node.state}"
     if request.replaced is not None:
         is_done = request.outcome is RequestOutcome.DONE
