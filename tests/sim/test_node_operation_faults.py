@@ -226,6 +226,8 @@ def test_an_operation_survives_one_fault(case: Case) -> None:
         rig.stop_at(case.aborted_at or case.point)
         moved, request = await submit(rig, case.kind, dead if case.kind in (REMOVE, REPLACE) else node, dead)
         await rig.until(lambda: rig.is_stopped(case.aborted_at or case.point), f"{case.point} is reached")
+        if case.kind in (REMOVE, REPLACE):
+            await rig.lose_vote(dead)
         if case.aborted_at is not None:
             assert not await rig.abort(moved)
             rig.stop_at(case.point)

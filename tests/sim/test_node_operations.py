@@ -7,6 +7,7 @@ from tests.sim.topology_rig import ENDED, JOINED, OUTAGE_S, TopologyRig
 
 from ebla.control.fault_points import FaultPoint
 from ebla.group0.members import member_key
+from ebla.group0.operations import OperationKind
 from ebla.model.identity import RequestId
 from ebla.sim.clusters.nodes import LIMITS, SimNode
 from ebla.sim.clusters.transfer_nodes import supervise_pipelines
@@ -216,5 +217,31 @@ def test_a_replace_that_is_aborted_leaves_the_dead_node_as_it_was() -> None:
         assert newest.node(dead.host).state is JOINED
         assert newest.excluded_hosts == ()
         assert is_member(rig, dead)
+
+    run(tell)
+
+
+def test_an_excluded_node_that_becomes_a_replica_is_incomplete_and_can_only_be_replaced() -> None:
+    """INV-NODE-23."""
+
+    async def tell(rig: TopologyRig, _node: SimNode) -> None:
+        first, second = [one for one in rig.old if one is not rig.leader()]
+        await rig.die(first)
+        await rig.operate(OperationKind.EXCLUDE, first, is_forced=True)
+        await rig.lose_vote(first)
+        await rig.die(second)
+        request = await rig.submit(NodeRequestKind.REMOVE, second)
+        await rig.until(lambda: rig.outcome_of(request) is RequestOutcome.DONE, "the second one is removed")
+        rig.cluster.retire(second)
+        newest = rig.cluster.newest()
+        assert newest is not None
+        assert newest.node(first.host).is_incomplete
+        assert "incomplete" in await rig.refusal(OperationKind.INCLUDE, first)
+        new = await rig.join(first)
+        await rig.until(lambda: rig.cluster.state_of(new) is JOINED, "the first one is replaced")
+        assert await rig.end(first) is ENDED
+        newest = rig.cluster.newest()
+        assert newest is not None
+        assert newest.excluded_hosts == ()
 
     run(tell)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from ebla.control.fault_points import FaultPoint
+from ebla.group0.members import MemberRole, member_key
 from ebla.group0.operations import Operation, OperationKind
 from ebla.model.errors import EblaError
 from ebla.model.identity import HostId, RequestId
@@ -28,7 +29,7 @@ from ebla.topology.commands import Command, SubmitNodeRequest
 from ebla.topology.snapshot import Keyspace, NodeRequest, Snapshot
 from ebla.topology.states import NodeRequestKind, NodeState, RequestOutcome
 from ebla.wire.fault_messages import FaultKind
-from ebla.wire.operation_messages import OperateRequest
+from ebla.wire.operation_messages import OperateAnswer, OperateRequest
 from ebla.wire.schema_messages import CreateTableRequest, SchemaRequest
 from ebla.wire.topology_messages import AbortTopologyRequest
 from ebla.wire.verbs import ABORT_REQUEST, OPERATE, SCHEMA
@@ -92,7 +93,22 @@ class TopologyRig:
         self.dead[node.host] = None
         for unit in node.units():
             unit.kill()
-        await self.until(lambda: node.host in self.leader_process()._down(), "the node is down")
+
+        def is_down() -> bool:
+            found = self.cluster.leader()
+            return found is not None and node.host in found[1]._down()
+
+        await self.until(is_down, "the node is down")
+
+    async def lose_vote(self, node: SimNode) -> None:
+        """Until the node, which is excluded, does not vote. Before that, the loss of another one may end the quorum."""
+        key = member_key(node.host)
+
+        def votes() -> bool:
+            store = self.cluster.newest_store()
+            return store is None or store.members[key].role is MemberRole.VOTER
+
+        await self.until(lambda: not votes(), "the node does not vote")
 
     def leader_process(self) -> ControlProcess:
         found = self.cluster.leader()
@@ -162,20 +178,29 @@ class TopologyRig:
 
     async def operate(self, kind: OperationKind, node: SimNode, *, is_forced: bool = False) -> None:
         """Until it is done."""
-        alive = [one for one in self.old if one.host not in self.dead and one is not node]
         operation = Operation(id=self.world.rng.uuid(), kind=kind, hosts=(node.host,), is_forced=is_forced)
         while True:
-            connection = self.cluster.connection(self.world.scenario_environment("operator"), "operator", *alive)
             try:
-                answer = await connection.call(OPERATE, OperateRequest(operation, forward=True), CALL_MS)
+                answer = await self._operate(operation)
             except EblaError:
                 await asyncio.sleep(0.5)
             else:
                 if answer.ended is not None:
                     return
                 await asyncio.sleep(0.5)
-            finally:
-                connection.leave()
+
+    async def refusal(self, kind: OperationKind, node: SimNode) -> str:
+        with pytest.raises(EblaError) as raised:
+            await self._operate(Operation(id=self.world.rng.uuid(), kind=kind, hosts=(node.host,)))
+        return raised.value.message
+
+    async def _operate(self, operation: Operation) -> OperateAnswer:
+        alive = [one for one in self.old if one.host not in (*self.dead, *operation.hosts)]
+        connection = self.cluster.connection(self.world.scenario_environment("operator"), "operator", *alive)
+        try:
+            return await connection.call(OPERATE, OperateRequest(operation, forward=True), CALL_MS)
+        finally:
+            connection.leave()
 
     async def change_schema(self) -> None:
         """The change is committed, and its caller does not wait until all nodes have it."""

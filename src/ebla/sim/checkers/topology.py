@@ -1,6 +1,7 @@
 """The promises of node operations, checked on every committed state and by samples of the coordinator.
 
 - INV-NODE-1 to INV-NODE-19 on every version, INV-NODE-22 and INV-ATOM-4 whenever no atomic change is unfinished;
+- INV-NODE-23: an excluded node that gains ranges without their rows is marked as incomplete;
 - INV-NODE-21: no node runs a Raft server before it is accepted;
 - an operation that makes no progress has a cause, which the coordinator names;
 - a request is cancelled only after its objection has stood for the whole grace period, or because its node goes;
@@ -8,12 +9,14 @@
 - the outcome of a request agrees with the rows (`request_outcomes.py`).
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from ebla.control.coordinator.coordinator import Coordinator
 from ebla.group0.change_feed import ChangeSet
 from ebla.group0.store import Group0Store
 from ebla.model.identity import HostId, RequestId, SessionId, TopologyVersion
+from ebla.model.token import merge_ranges, subtract_ranges
 from ebla.model.transaction import MEMBERS_PREFIX
 from ebla.node.control_process import ControlProcess
 from ebla.settings_store.registry import TopologySettings
@@ -22,6 +25,7 @@ from ebla.sim.checkers.request_outcomes import is_ended_by_other, outcome_proble
 from ebla.sim.world import World
 from ebla.topology.invariants import violations, violations_between
 from ebla.topology.request_queue import LivenessView, QueueChoice, StartRequest, choose_request, pending_requests
+from ebla.topology.routing.replica_sets import ReplicaSets, VnodeReplicas
 from ebla.topology.snapshot import NodeRequest, Snapshot
 from ebla.topology.states import RequestOutcome, SessionKind, TransitionState
 
@@ -118,7 +122,7 @@ class TopologyLedger:
             return
         self._pairs[(before, after)] = None
         one, two = self._seen[before], self._seen[after]
-        found = violations_between(one, two)
+        found = (*map(str, violations_between(one, two)), *gains_without_rows(one, two))
         if found:
             self._world.fail(f"{name}: versions {one.version} to {two.version}: {found[0]}")
         if two.transition is not None and two.transition is not one.transition:
@@ -144,6 +148,22 @@ class TopologyLedger:
             for session, opened in self._opened.items()
             if opened < snapshot.version and session not in snapshot.sessions
         ]
+
+
+def gains_without_rows(before: Snapshot, after: Snapshot) -> Iterator[str]:
+    """INV-NODE-23: an excluded node that becomes a replica without having been a pending one lacks rows, and must be
+    marked."""
+    sets_before, sets_after = ReplicaSets(before), ReplicaSets(after)
+    for host in after.excluded_hosts:
+        if host not in before.excluded_hosts or after.nodes[host].is_incomplete:
+            continue
+        for table in after.tables:
+            if table in before.tables and not after.on_tablets(table):
+                known = sets_before.of(table)
+                assert isinstance(known, VnodeReplicas), "a keyspace stays on vnodes"
+                natural = merge_ranges(tuple(sets_after.of(table).ranges_of(host)))
+                if subtract_ranges(natural, known.held_ranges_of(host).ranges):
+                    yield f"INV-NODE-23: {host} is excluded, gains ranges of {table}, and counts as complete"
 
 
 @dataclass(slots=True)
