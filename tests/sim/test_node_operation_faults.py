@@ -141,7 +141,9 @@ def roles_of(kind: NodeRequestKind) -> tuple[Role, ...]:
 
 
 def outcomes_of(point: FaultPoint, role: Role, strike: Strike) -> Sequence[RequestOutcome]:
-    """Of a request that nobody aborts."""
+    """Of a request that nobody aborts. A node that was not accepted yet may have to start its join again."""
+    if point is FaultPoint.JOIN_GROUP0_ENTERED and role is subject:
+        return EITHER
     if strike is is_excluded and point not in NO_RETURN:
         return (FAILED,) if role is subject else EITHER
     return (DONE,)

@@ -236,7 +236,7 @@ def test_an_excluded_node_that_becomes_a_replica_is_incomplete_and_can_only_be_r
         newest = rig.cluster.newest()
         assert newest is not None
         assert newest.node(first.host).is_incomplete
-        assert "incomplete" in await rig.refusal(OperationKind.INCLUDE, first)
+        assert "lacks rows" in await rig.refusal(OperationKind.INCLUDE, first)
         new = await rig.join(first)
         await rig.until(lambda: rig.cluster.state_of(new) is JOINED, "the first one is replaced")
         assert await rig.end(first) is ENDED
