@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from tests.sim.test_node_operations import is_idle, run
-from tests.sim.topology_rig import ENDED, JOINED, OUTAGE_S, TopologyRig
+from tests.sim.topology_rig import ENDED, JOINED, OUTAGE_S, TopologyRig, is_idle, run_on_vnodes
 
 from ebla.control.fault_points import FaultPoint
 from ebla.group0.operations import OperationKind
@@ -248,7 +247,7 @@ def test_an_operation_survives_one_fault(case: Case) -> None:
         gone = dead if case.kind is REPLACE and ended is DONE else moved
         assert await rig.end(gone) is (ENDED if goes else JOINED)
 
-    run(tell)
+    run_on_vnodes(tell)
 
 
 async def submit(rig: TopologyRig, kind: NodeRequestKind, node: SimNode, dead: SimNode) -> tuple[SimNode, RequestId]:

@@ -1,51 +1,24 @@
 """Leaves, removes and rebuilds in simulated clusters, step by step."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
 
-from tests.sim.topology_rig import ENDED, JOINED, OUTAGE_S, TopologyRig
+from tests.sim.topology_rig import ENDED, JOINED, OUTAGE_S, TopologyRig, run_on_vnodes
 
 from ebla.control.fault_points import FaultPoint
 from ebla.group0.members import member_key
 from ebla.group0.operations import OperationKind
 from ebla.model.identity import RequestId
 from ebla.sim.clusters.nodes import LIMITS, SimNode
-from ebla.sim.clusters.transfer_nodes import supervise_pipelines
-from ebla.sim.workloads.topology_driver import KEYSPACES
-from ebla.sim.world import World
 from ebla.topology.commands import SubmitGlobalRequest
 from ebla.topology.request_queue import unsettled_requests
 from ebla.topology.snapshot import GlobalRequest
 from ebla.topology.states import GlobalRequestKind, NodeRequestKind, RequestOutcome
-
-ONLY_VNODES = KEYSPACES[1]
-
-
-def run(tell: Callable[[TopologyRig, SimNode], Awaitable[None]]) -> None:
-    """With four nodes and a table on vnodes. The node is the last one, which has joined."""
-
-    async def main(world: World) -> None:
-        rig = TopologyRig(world)
-        async with asyncio.TaskGroup() as tasks:
-            supervising = tasks.create_task(supervise_pipelines(rig.cluster))
-            await rig.start(ONLY_VNODES)
-            node = await rig.join()
-            await rig.until(lambda: rig.cluster.state_of(node) is JOINED, "the node has joined")
-            await tell(rig, node)
-            supervising.cancel()
-
-    World(7, 60.0).run(main)
 
 
 def is_member(rig: TopologyRig, node: SimNode) -> bool:
     store = rig.cluster.newest_store()
     assert store is not None, "a node runs"
     return store.members[member_key(node.host)].present
-
-
-def is_idle(rig: TopologyRig) -> bool:
-    newest = rig.cluster.newest()
-    return newest is not None and newest.node_in_transition() is None and newest.transition is None
 
 
 def test_a_node_leaves() -> None:
@@ -55,7 +28,7 @@ def test_a_node_leaves() -> None:
         assert rig.outcome_of(request) is RequestOutcome.DONE
         assert not is_member(rig, node)
 
-    run(tell)
+    run_on_vnodes(tell)
 
 
 def test_a_leave_waits_for_every_node_before_it_stops_the_node() -> None:
@@ -75,7 +48,7 @@ def test_a_leave_waits_for_every_node_before_it_stops_the_node() -> None:
         assert await rig.end(node) is ENDED
         assert rig.outcome_of(request) is RequestOutcome.DONE
 
-    run(tell)
+    run_on_vnodes(tell)
 
 
 def test_the_leader_leaves() -> None:
@@ -86,7 +59,7 @@ def test_the_leader_leaves() -> None:
         assert rig.outcome_of(request) is RequestOutcome.DONE
         assert not is_member(rig, leader)
 
-    run(tell)
+    run_on_vnodes(tell)
 
 
 def test_a_dead_node_is_removed() -> None:
@@ -102,7 +75,7 @@ def test_a_dead_node_is_removed() -> None:
         assert newest.excluded_hosts == ()
         assert unsettled_requests(newest) == ()
 
-    run(tell)
+    run_on_vnodes(tell)
 
 
 def test_a_node_is_rebuilt() -> None:
@@ -117,7 +90,7 @@ def test_a_node_is_rebuilt() -> None:
         assert rig.request_of(node).streamed_ranges > 0
         assert await rig.end(node) is JOINED
 
-    run(tell)
+    run_on_vnodes(tell)
 
 
 def test_cdc_streams_are_repaired_after_a_leave() -> None:
@@ -151,7 +124,7 @@ def test_cdc_streams_are_repaired_after_a_leave() -> None:
         assert (ended.outcome, ended.generation) == (RequestOutcome.DONE, None)
         assert await rig.end(node) is ENDED
 
-    run(tell)
+    run_on_vnodes(tell)
 
 
 def test_a_removed_node_that_returns_is_refused_and_ends() -> None:
@@ -175,7 +148,7 @@ def test_a_removed_node_that_returns_is_refused_and_ends() -> None:
         assert all(shard.unit.down or not shard.process or not shard.process.serves() for shard in removed.shards)
         assert await rig.end(removed) is ENDED
 
-    run(tell)
+    run_on_vnodes(tell)
 
 
 def test_a_dead_node_is_replaced() -> None:
@@ -195,7 +168,7 @@ def test_a_dead_node_is_replaced() -> None:
         assert unsettled_requests(newest) == ()
         assert not is_member(rig, dead)
 
-    run(tell)
+    run_on_vnodes(tell)
 
 
 def test_a_replace_that_is_aborted_leaves_the_dead_node_as_it_was() -> None:
@@ -218,7 +191,7 @@ def test_a_replace_that_is_aborted_leaves_the_dead_node_as_it_was() -> None:
         assert newest.excluded_hosts == ()
         assert is_member(rig, dead)
 
-    run(tell)
+    run_on_vnodes(tell)
 
 
 def test_an_excluded_node_that_becomes_a_replica_is_incomplete_and_can_only_be_replaced() -> None:
@@ -244,4 +217,4 @@ def test_an_excluded_node_that_becomes_a_replica_is_incomplete_and_can_only_be_r
         assert newest is not None
         assert newest.excluded_hosts == ()
 
-    run(tell)
+    run_on_vnodes(tell)

@@ -1,7 +1,7 @@
 """A simulated cluster with rows, whose nodes join, leave, are removed, replaced and rebuilt, step by step."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -16,6 +16,7 @@ from ebla.ports.environment import Environment
 from ebla.sim.checkers.request_outcomes import last_problem
 from ebla.sim.clusters.growing_nodes import GrowingCluster, build_cluster
 from ebla.sim.clusters.nodes import SimNode
+from ebla.sim.clusters.transfer_nodes import supervise_pipelines
 from ebla.sim.scenarios.failover import TableMaker
 from ebla.sim.scenarios.rows import check_replicas, start_row_clients
 from ebla.sim.scenarios.topology import leftovers, unsettled
@@ -257,3 +258,24 @@ async def commit(process: ControlProcess, command: Command) -> None:
     assert not isinstance(applied, Rejection), applied
     assert process.leadership is not None
     await process.leadership.group0.running.client.transact(applied.transaction, CALL_MS)
+
+
+def run_on_vnodes(tell: Callable[[TopologyRig, SimNode], Awaitable[None]]) -> None:
+    """With four nodes and a table on vnodes. The node is the last one, which has joined."""
+
+    async def main(world: World) -> None:
+        rig = TopologyRig(world)
+        async with asyncio.TaskGroup() as tasks:
+            supervising = tasks.create_task(supervise_pipelines(rig.cluster))
+            await rig.start(KEYSPACES[1])
+            node = await rig.join()
+            await rig.until(lambda: rig.cluster.state_of(node) is JOINED, "the node has joined")
+            await tell(rig, node)
+            supervising.cancel()
+
+    World(7, 60.0).run(main)
+
+
+def is_idle(rig: TopologyRig) -> bool:
+    newest = rig.cluster.newest()
+    return newest is not None and newest.node_in_transition() is None and newest.transition is None
