@@ -58,7 +58,7 @@ fuzz: $(READY) ## mutate hostile CQL statements at random: make fuzz MINUTES=60 
 	.venv/bin/python -m tests.fuzz $(or $(MINUTES),10) $(or $(SEED),1)
 
 sim: $(READY) ## simulated clusters: the scenarios at a few seeds, the kept seeds
-	$(PYTEST) -n 2 tests/sim
+	$(PYTEST) -n 2 tests/sim -m "not long"
 
 cluster: $(READY) ## real processes on loopback
 	$(PYTEST) -n 2 --dist loadfile tests/cluster -m "not long"
@@ -78,7 +78,8 @@ drivers: $(READY) $(CASSANDRA_READY) ## CQL: scylla-driver, cassandra-driver and
 mutations: $(READY) ## apply each deliberate bug and expect its check to catch it [NAME=one]
 	$(BIN)/python -m tests.mutations $(NAME)
 
-sim-long: $(READY) ## many seeds of every scenario [SEEDS=1-500]
+sim-long: $(READY) ## one fault in each state of each operation, and many seeds of every scenario [SEEDS=1-500]
+	$(PYTEST) -n 2 tests/sim -m long
 	$(BIN)/python -m ebla.sim --all --seeds $(or $(SEEDS),1-500)
 
 bench: $(addprefix bench-,$(BENCHES)) ## every benchmark, one after another

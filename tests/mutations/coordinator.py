@@ -218,6 +218,18 @@ MUTATIONS = (
         why="the pipeline repeats the streams of a join that was rolled back, under a closed session, for ever",
     ),
     Mutation(
+        name="coordinator-joiner-does-not-learn-that-it-has-left",
+        module="ebla.control.group0.formation",
+        function="Formation._query",
+        find="return JoinNodeQueryAnswer(mode=MODE, cluster=self._config.cluster, state=NodeState.LEFT)",
+        replace="return None",
+        check=PytestCheck(
+            "tests/unit/control/group0/test_join_shell.py"
+            "::test_a_node_whose_join_has_ended_learns_it_from_members_that_refuse_it"
+        ),
+        why="a node whose join was aborted before it was accepted waits forever for members that refuse it",
+    ),
+    Mutation(
         name="coordinator-leaving-voter-loses-its-tokens",
         module=NODE_ACTIONS,
         function="NodeActions._pass",

@@ -1,10 +1,11 @@
 """Bugs of ranges that a node gains (INV-NODE-20): each brings a deleted row back, or hides an acknowledged write."""
 
-from tests.mutations.framework import Mutation, PytestCheck
+from tests.mutations.framework import Mutation, PytestCheck, SimSeeds
 
 MODEL = PytestCheck("tests/properties/test_gained_ranges.py::test_the_same_histories_every_time")
 STACKS = PytestCheck("tests/unit/replica/test_gained_ranges.py")
 STORE = PytestCheck("tests/unit/storage/test_gained_ranges.py")
+CLUSTER = SimSeeds("topology", "1-2")
 
 MUTATIONS = (
     Mutation(
@@ -24,6 +25,24 @@ MUTATIONS = (
         replace="pass",
         check=STACKS,
         why="the same, in a shard that follows the topology",
+    ),
+    Mutation(
+        name="gain-range-not-hidden-in-a-cluster",
+        module="ebla.storage.stack_changes",
+        function="_with_hidden",
+        find="merge_ranges((*one.hidden, *gained))",
+        replace="one.hidden",
+        check=CLUSTER,
+        why="the same, while nodes join and leave, and the replication of a keyspace changes",
+    ),
+    Mutation(
+        name="gain-live-layer-not-sealed-in-a-cluster",
+        module="ebla.storage.stack_changes",
+        function="StackChanges.hold_ranges",
+        find="await self._seal(stack)",
+        replace="pass",
+        check=CLUSTER,
+        why="rows of the range that were not sealed yet stay visible",
     ),
     Mutation(
         name="gain-hidden-again-after-a-restart",

@@ -1,52 +1,24 @@
 """Leaves, removes and rebuilds in simulated clusters, step by step."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
 
-import pytest
-from tests.sim.topology_rig import ENDED, JOINED, OUTAGE_S, TopologyRig
+from tests.sim.topology_rig import ENDED, JOINED, OUTAGE_S, TopologyRig, run_on_vnodes
 
 from ebla.control.fault_points import FaultPoint
 from ebla.group0.members import member_key
 from ebla.group0.operations import OperationKind
 from ebla.model.identity import RequestId
 from ebla.sim.clusters.nodes import LIMITS, SimNode
-from ebla.sim.clusters.transfer_nodes import supervise_pipelines
-from ebla.sim.workloads.topology_driver import KEYSPACES
-from ebla.sim.world import World
 from ebla.topology.commands import SubmitGlobalRequest
 from ebla.topology.request_queue import unsettled_requests
 from ebla.topology.snapshot import GlobalRequest
-from ebla.topology.states import GlobalRequestKind, NodeRequestKind, RequestOutcome, TransitionState
-
-ONLY_VNODES = KEYSPACES[1]
-
-
-def run(tell: Callable[[TopologyRig, SimNode], Awaitable[None]]) -> None:
-    """With four nodes and a table on vnodes. The node is the last one, which has joined."""
-
-    async def main(world: World) -> None:
-        rig = TopologyRig(world)
-        async with asyncio.TaskGroup() as tasks:
-            supervising = tasks.create_task(supervise_pipelines(rig.cluster))
-            await rig.start(ONLY_VNODES)
-            node = await rig.join()
-            await rig.until(lambda: rig.cluster.state_of(node) is JOINED, "the node has joined")
-            await tell(rig, node)
-            supervising.cancel()
-
-    World(7, 60.0).run(main)
+from ebla.topology.states import GlobalRequestKind, NodeRequestKind, RequestOutcome
 
 
 def is_member(rig: TopologyRig, node: SimNode) -> bool:
     store = rig.cluster.newest_store()
     assert store is not None, "a node runs"
     return store.members[member_key(node.host)].present
-
-
-def is_idle(rig: TopologyRig) -> bool:
-    newest = rig.cluster.newest()
-    return newest is not None and newest.node_in_transition() is None and newest.transition is None
 
 
 def test_a_node_leaves() -> None:
@@ -56,7 +28,7 @@ def test_a_node_leaves() -> None:
         assert rig.outcome_of(request) is RequestOutcome.DONE
         assert not is_member(rig, node)
 
-    run(tell)
+    run_on_vnodes(tell)
 
 
 def test_a_leave_waits_for_every_node_before_it_stops_the_node() -> None:
@@ -76,7 +48,7 @@ def test_a_leave_waits_for_every_node_before_it_stops_the_node() -> None:
         assert await rig.end(node) is ENDED
         assert rig.outcome_of(request) is RequestOutcome.DONE
 
-    run(tell)
+    run_on_vnodes(tell)
 
 
 def test_the_leader_leaves() -> None:
@@ -87,7 +59,7 @@ def test_the_leader_leaves() -> None:
         assert rig.outcome_of(request) is RequestOutcome.DONE
         assert not is_member(rig, leader)
 
-    run(tell)
+    run_on_vnodes(tell)
 
 
 def test_a_dead_node_is_removed() -> None:
@@ -103,7 +75,7 @@ def test_a_dead_node_is_removed() -> None:
         assert newest.excluded_hosts == ()
         assert unsettled_requests(newest) == ()
 
-    run(tell)
+    run_on_vnodes(tell)
 
 
 def test_a_node_is_rebuilt() -> None:
@@ -118,7 +90,7 @@ def test_a_node_is_rebuilt() -> None:
         assert rig.request_of(node).streamed_ranges > 0
         assert await rig.end(node) is JOINED
 
-    run(tell)
+    run_on_vnodes(tell)
 
 
 def test_cdc_streams_are_repaired_after_a_leave() -> None:
@@ -152,7 +124,7 @@ def test_cdc_streams_are_repaired_after_a_leave() -> None:
         assert (ended.outcome, ended.generation) == (RequestOutcome.DONE, None)
         assert await rig.end(node) is ENDED
 
-    run(tell)
+    run_on_vnodes(tell)
 
 
 def test_a_removed_node_that_returns_is_refused_and_ends() -> None:
@@ -176,7 +148,7 @@ def test_a_removed_node_that_returns_is_refused_and_ends() -> None:
         assert all(shard.unit.down or not shard.process or not shard.process.serves() for shard in removed.shards)
         assert await rig.end(removed) is ENDED
 
-    run(tell)
+    run_on_vnodes(tell)
 
 
 def test_a_dead_node_is_replaced() -> None:
@@ -196,7 +168,7 @@ def test_a_dead_node_is_replaced() -> None:
         assert unsettled_requests(newest) == ()
         assert not is_member(rig, dead)
 
-    run(tell)
+    run_on_vnodes(tell)
 
 
 def test_a_replace_that_is_aborted_leaves_the_dead_node_as_it_was() -> None:
@@ -219,111 +191,30 @@ def test_a_replace_that_is_aborted_leaves_the_dead_node_as_it_was() -> None:
         assert newest.excluded_hosts == ()
         assert is_member(rig, dead)
 
-    run(tell)
+    run_on_vnodes(tell)
 
 
-# ---- one fault in each state
+def test_an_excluded_node_that_becomes_a_replica_is_incomplete_and_can_only_be_replaced() -> None:
+    """INV-NODE-23."""
 
-Strike = Callable[[TopologyRig, SimNode], Awaitable[None]]
+    async def tell(rig: TopologyRig, _node: SimNode) -> None:
+        first, second = [one for one in rig.old if one is not rig.leader()]
+        await rig.die(first)
+        await rig.operate(OperationKind.EXCLUDE, first, is_forced=True)
+        await rig.lose_vote(first)
+        await rig.die(second)
+        request = await rig.submit(NodeRequestKind.REMOVE, second)
+        await rig.until(lambda: rig.outcome_of(request) is RequestOutcome.DONE, "the second one is removed")
+        rig.cluster.retire(second)
+        newest = rig.cluster.newest()
+        assert newest is not None
+        assert newest.node(first.host).is_incomplete
+        assert "lacks rows" in await rig.refusal(OperationKind.INCLUDE, first)
+        new = await rig.join(first)
+        await rig.until(lambda: rig.cluster.state_of(new) is JOINED, "the first one is replaced")
+        assert await rig.end(first) is ENDED
+        newest = rig.cluster.newest()
+        assert newest is not None
+        assert newest.excluded_hosts == ()
 
-
-async def coordinator_dies(rig: TopologyRig, _node: SimNode) -> None:
-    leader = rig.leader()
-    for unit in leader.units():
-        unit.kill()
-    await asyncio.sleep(OUTAGE_S / 2)
-    rig.restart(leader)
-
-
-async def subject_dies(rig: TopologyRig, node: SimNode) -> None:
-    """For longer than `peer_timeout_ms`."""
-    for unit in node.units():
-        unit.kill()
-    await asyncio.sleep(3 * OUTAGE_S)
-    if rig.cluster.state_of(node) is not ENDED:
-        rig.restart(node)
-
-
-async def bystander_dies(rig: TopologyRig, node: SimNode) -> None:
-    away = next(one for one in rig.old if one not in (rig.leader(), node) and one.host not in rig.dead)
-    away.control.crash()
-    await asyncio.sleep(OUTAGE_S)
-    rig.restart(away)
-
-
-async def subject_excluded(rig: TopologyRig, node: SimNode) -> None:
-    for unit in node.units():
-        unit.kill()
-    await rig.operate(OperationKind.EXCLUDE, node, is_forced=True)
-    await asyncio.sleep(OUTAGE_S)
-    rig.restart(node)
-    await rig.until(lambda: is_idle(rig), "the operation is rolled back")
-    await rig.operate(OperationKind.INCLUDE, node)
-
-
-async def aborted(rig: TopologyRig, node: SimNode) -> None:
-    refusal = await rig.abort(node)
-    newest = rig.cluster.newest()
-    assert newest is not None, "a node runs"
-    is_late = newest.transition in (TransitionState.WRITE_BOTH_READ_NEW, TransitionState.LEFT_TOKEN_RING)
-    assert refusal.startswith("too late") if is_late else not refusal
-
-
-LEAVE, REMOVE = NodeRequestKind.LEAVE, NodeRequestKind.REMOVE
-REPLACE, REBUILD = NodeRequestKind.REPLACE, NodeRequestKind.REBUILD
-DONE, FAILED = RequestOutcome.DONE, RequestOutcome.FAILED
-CASES: tuple[tuple[NodeRequestKind, FaultPoint, Strike, RequestOutcome], ...] = (
-    (LEAVE, FaultPoint.TABLET_DRAINING_ENTERED, coordinator_dies, DONE),
-    (LEAVE, FaultPoint.TABLET_DRAINING_ENTERED, aborted, FAILED),
-    (LEAVE, FaultPoint.WRITE_BOTH_READ_OLD_ENTERED, subject_dies, FAILED),
-    (LEAVE, FaultPoint.WRITE_BOTH_READ_OLD_ENTERED, subject_excluded, FAILED),
-    (LEAVE, FaultPoint.WRITE_BOTH_READ_OLD_ENTERED, bystander_dies, DONE),
-    (LEAVE, FaultPoint.WRITE_BOTH_READ_OLD_AFTER_ACTION, aborted, FAILED),
-    (LEAVE, FaultPoint.WRITE_BOTH_READ_NEW_ENTERED, coordinator_dies, DONE),
-    (LEAVE, FaultPoint.WRITE_BOTH_READ_NEW_AFTER_BARRIER, aborted, DONE),
-    (LEAVE, FaultPoint.LEFT_TOKEN_RING_ENTERED, subject_dies, DONE),
-    (LEAVE, FaultPoint.LEAVE_REQUEST_DONE, coordinator_dies, DONE),
-    (LEAVE, FaultPoint.LEAVE_STOP_SENT, coordinator_dies, DONE),
-    (REMOVE, FaultPoint.WRITE_BOTH_READ_OLD_AFTER_ACTION, coordinator_dies, DONE),
-    (REMOVE, FaultPoint.WRITE_BOTH_READ_OLD_ENTERED, aborted, FAILED),
-    (REMOVE, FaultPoint.WRITE_BOTH_READ_NEW_BEFORE_COMMIT, coordinator_dies, DONE),
-    (REPLACE, FaultPoint.WRITE_BOTH_READ_OLD_AFTER_ACTION, coordinator_dies, DONE),
-    (REPLACE, FaultPoint.WRITE_BOTH_READ_NEW_BEFORE_COMMIT, coordinator_dies, DONE),
-    (REBUILD, FaultPoint.REBUILD_STARTED, coordinator_dies, DONE),
-    (REBUILD, FaultPoint.REBUILD_STARTED, subject_dies, FAILED),
-    (REBUILD, FaultPoint.REBUILD_AFTER_ACTION, aborted, FAILED),
-)
-
-
-@pytest.mark.parametrize(("kind", "point", "strike", "outcome"), CASES, ids=lambda one: getattr(one, "__name__", one))
-def test_an_operation_survives_one_fault(
-    kind: NodeRequestKind, point: FaultPoint, strike: Strike, outcome: RequestOutcome
-) -> None:
-    async def tell(rig: TopologyRig, node: SimNode) -> None:
-        dead = next(one for one in rig.old if one is not rig.leader())
-        subject = node if kind in (LEAVE, REBUILD) else dead
-        if subject is dead:
-            await rig.die(dead)
-        rig.stop_at(point)
-        if kind is REPLACE:
-            subject = await rig.join(dead)
-            request = rig.request_of(subject).id
-        else:
-            request = await rig.submit(kind, subject)
-        await rig.until(lambda: rig.is_stopped(point), f"{point} is reached")
-        striking = asyncio.create_task(_coroutine(strike(rig, subject)))
-        await asyncio.sleep(0.5)
-        rig.release(point)
-        await striking
-        await rig.until(lambda: rig.outcome_of(request) is not RequestOutcome.RUNNING, "the request ends")
-        assert rig.outcome_of(request) is outcome, rig.request_of(subject)
-        if outcome is FAILED and subject is dead:
-            del rig.dead[dead.host]
-        leaves = outcome is DONE and kind in (LEAVE, REMOVE)
-        assert await rig.end(dead if kind is REPLACE else subject) is (ENDED if leaves or kind is REPLACE else JOINED)
-
-    run(tell)
-
-
-async def _coroutine(work: Awaitable[None]) -> None:
-    await work
+    run_on_vnodes(tell)

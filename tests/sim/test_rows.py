@@ -123,10 +123,10 @@ def test_a_barrier_binds_effects_by_its_fence_and_routes_by_its_version() -> Non
     ledger = BarrierLedger(failures.append)
     ledger.returned(OWN.host, _snapshot(9, 5))
     ledger.effect(OWN, TopologyVersion(5))
-    ledger.sent(OWN, TopologyVersion(9))
+    ledger.sent(OWN, TopologyVersion(9), OWN)
     assert not failures
     ledger.effect(OWN, TopologyVersion(4))
-    ledger.sent(OWN, TopologyVersion(8))
+    ledger.sent(OWN, TopologyVersion(8), OWN)
     assert [text[:10] for text in failures] == ["INV-ROWS-1", "INV-ROWS-2"]
 
 

@@ -1,22 +1,25 @@
 """A simulated cluster with rows, whose nodes join, leave, are removed, replaced and rebuilt, step by step."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
 from ebla.control.fault_points import FaultPoint
-from ebla.group0.operations import Operation, OperationKind
+from ebla.group0.members import MemberRole, member_key
+from ebla.group0.operations import Operation, OperationCode, OperationKind
 from ebla.model.errors import EblaError
 from ebla.model.identity import HostId, RequestId
 from ebla.node.control_process import ControlProcess
 from ebla.ports.environment import Environment
+from ebla.sim.checkers.request_outcomes import last_problem
 from ebla.sim.clusters.growing_nodes import GrowingCluster, build_cluster
 from ebla.sim.clusters.nodes import SimNode
+from ebla.sim.clusters.transfer_nodes import supervise_pipelines
 from ebla.sim.scenarios.failover import TableMaker
 from ebla.sim.scenarios.rows import check_replicas, start_row_clients
-from ebla.sim.scenarios.topology import unsettled
+from ebla.sim.scenarios.topology import leftovers, unsettled
 from ebla.sim.transfers.spark_engine import NO_ENGINE_FAULTS
 from ebla.sim.workloads.rows_client import RowsLoad
 from ebla.sim.workloads.rows_table import COLUMNS
@@ -27,7 +30,7 @@ from ebla.topology.commands import Command, SubmitNodeRequest
 from ebla.topology.snapshot import Keyspace, NodeRequest, Snapshot
 from ebla.topology.states import NodeRequestKind, NodeState, RequestOutcome
 from ebla.wire.fault_messages import FaultKind
-from ebla.wire.operation_messages import OperateRequest
+from ebla.wire.operation_messages import OperateAnswer, OperateRequest
 from ebla.wire.schema_messages import CreateTableRequest, SchemaRequest
 from ebla.wire.topology_messages import AbortTopologyRequest
 from ebla.wire.verbs import ABORT_REQUEST, OPERATE, SCHEMA
@@ -91,7 +94,23 @@ class TopologyRig:
         self.dead[node.host] = None
         for unit in node.units():
             unit.kill()
-        await self.until(lambda: node.host in self.leader_process()._down(), "the node is down")
+
+        def is_down() -> bool:
+            found = self.cluster.leader()
+            return found is not None and node.host in found[1]._down()
+
+        await self.until(is_down, "the node is down")
+
+    async def lose_vote(self, node: SimNode) -> None:
+        """Until another one votes for it, which is excluded. Before that, one more loss may end the quorum."""
+        key = member_key(node.host)
+
+        def is_replaced() -> bool:
+            store = self.cluster.newest_store()
+            voters = () if store is None else [k for k, one in store.members.items() if one.role is MemberRole.VOTER]
+            return key not in voters and len(voters) == NODES
+
+        await self.until(is_replaced, "another node votes")
 
     def leader_process(self) -> ControlProcess:
         found = self.cluster.leader()
@@ -161,20 +180,29 @@ class TopologyRig:
 
     async def operate(self, kind: OperationKind, node: SimNode, *, is_forced: bool = False) -> None:
         """Until it is done."""
-        alive = [one for one in self.old if one.host not in self.dead and one is not node]
         operation = Operation(id=self.world.rng.uuid(), kind=kind, hosts=(node.host,), is_forced=is_forced)
         while True:
-            connection = self.cluster.connection(self.world.scenario_environment("operator"), "operator", *alive)
             try:
-                answer = await connection.call(OPERATE, OperateRequest(operation, forward=True), CALL_MS)
+                answer = await self._operate(operation)
             except EblaError:
                 await asyncio.sleep(0.5)
             else:
                 if answer.ended is not None:
                     return
                 await asyncio.sleep(0.5)
-            finally:
-                connection.leave()
+
+    async def refusal(self, kind: OperationKind, node: SimNode) -> str:
+        answer = await self._operate(Operation(id=self.world.rng.uuid(), kind=kind, hosts=(node.host,)))
+        assert answer.code is OperationCode.REFUSED
+        return answer.message
+
+    async def _operate(self, operation: Operation) -> OperateAnswer:
+        alive = [one for one in self.old if one.host not in (*self.dead, *operation.hosts)]
+        connection = self.cluster.connection(self.world.scenario_environment("operator"), "operator", *alive)
+        try:
+            return await connection.call(OPERATE, OperateRequest(operation, forward=True), CALL_MS)
+        finally:
+            connection.leave()
 
     async def change_schema(self) -> None:
         """The change is committed, and its caller does not wait until all nodes have it."""
@@ -210,6 +238,10 @@ class TopologyRig:
         await self.load.stop(self.world, END_S)
         await self.until(self._all_serve, "all serve")
         await check_replicas(self.load)
+        await self.until(lambda: leftovers(self.cluster) is None, "nothing is staged")
+        newest = self.cluster.newest()
+        assert newest is not None, "a node runs"
+        assert last_problem(self.cluster.topology.ended.values(), newest) is None
         return ENDED if node.host in self.cluster.retired else JOINED
 
     def _all_serve(self) -> bool:
@@ -226,3 +258,24 @@ async def commit(process: ControlProcess, command: Command) -> None:
     assert not isinstance(applied, Rejection), applied
     assert process.leadership is not None
     await process.leadership.group0.running.client.transact(applied.transaction, CALL_MS)
+
+
+def run_on_vnodes(tell: Callable[[TopologyRig, SimNode], Awaitable[None]]) -> None:
+    """With four nodes and a table on vnodes. The node is the last one, which has joined."""
+
+    async def main(world: World) -> None:
+        rig = TopologyRig(world)
+        async with asyncio.TaskGroup() as tasks:
+            supervising = tasks.create_task(supervise_pipelines(rig.cluster))
+            await rig.start(KEYSPACES[1])
+            node = await rig.join()
+            await rig.until(lambda: rig.cluster.state_of(node) is JOINED, "the node has joined")
+            await tell(rig, node)
+            supervising.cancel()
+
+    World(7, 60.0).run(main)
+
+
+def is_idle(rig: TopologyRig) -> bool:
+    newest = rig.cluster.newest()
+    return newest is not None and newest.node_in_transition() is None and newest.transition is None

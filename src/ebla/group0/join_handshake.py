@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from ebla.group0.join_messages import JoinNodeQueryAnswer, JoinNodeResponse
 from ebla.group0.members import Member
 from ebla.model.advice import RESET_NODE_ADVICE
-from ebla.model.errors import EblaError, InvalidRequest, Refused
+from ebla.model.errors import EblaError, HostLeft, InvalidRequest, Refused
 from ebla.model.identity import Address, HistoryId
 from ebla.topology.states import NodeState, RequestOutcome
 
@@ -109,8 +109,11 @@ class JoinHandshake:
     def request_failed(self, error: EblaError) -> None:
         """A refusal is the same from every member, at any time. After any other error the request is repeated: under
         the same attempt id it changes nothing twice."""
-        if self.phase is JoinPhase.REQUESTING and isinstance(error, InvalidRequest | Refused):
-            self._reject(NotAdmitted(error.message, advice=error.advice))
+        if self.phase is JoinPhase.REQUESTING:
+            if isinstance(error, InvalidRequest | Refused):
+                self._reject(NotAdmitted(error.message, advice=error.advice))
+            elif isinstance(error, HostLeft):
+                self._reject(rejected(""))
 
     # ---- the response
 

@@ -9,6 +9,8 @@ from ebla.model.identity import ClusterId, HistoryId, HostId
 from ebla.topology.snapshot import Node
 from ebla.topology.states import NodeState, RequestOutcome
 
+MODE = "group0"
+
 
 class JoinNodeQuery(msgspec.Struct, frozen=True, array_like=True):
     """What is known of this host? Answered from local state, without a quorum."""

@@ -20,14 +20,15 @@ from ebla.group0.join_handshake import (
     ResponseDecision,
     restart_refusal,
 )
-from ebla.group0.join_messages import JoinNodeQuery, JoinNodeQueryAnswer, JoinNodeRequest, JoinNodeResponse
+from ebla.group0.join_messages import MODE, JoinNodeQuery, JoinNodeQueryAnswer, JoinNodeRequest, JoinNodeResponse
 from ebla.group0.members import Member
 from ebla.model.advice import RESET_NODE_ADVICE
-from ebla.model.errors import Corruption, EblaError, Refused, Unavailable
+from ebla.model.errors import Corruption, EblaError, HostLeft, Refused, Unavailable
 from ebla.model.identity import Address, ClusterId, HistoryId
 from ebla.observe.metrics import Metrics
 from ebla.options import DEFAULT_LIMITS, NodeLimits
 from ebla.topology.snapshot import Node
+from ebla.topology.states import NodeState
 from ebla.version import DATA_FORMAT
 from ebla.wire.client_connection import ConnectionTarget
 from ebla.wire.frames import Lane
@@ -236,9 +237,12 @@ class Formation:
         self._show_wait(JoinWait(reason=f"no answer from {', '.join(map(str, contacts))}"))
 
     async def _query(self, address: Address) -> JoinNodeQueryAnswer | None:
-        """None: no answer, which says nothing."""
+        """None: no answer, which says nothing. A member that knows of the host only that it has left refuses the
+        connection, and nobody else tells the node: the coordinator cannot reach it any more, or has ended."""
         try:
             return await self._call(address, JOIN_NODE_QUERY, JoinNodeQuery(self._config.member.host), CALL_DEADLINE_MS)
+        except HostLeft:
+            return JoinNodeQueryAnswer(mode=MODE, cluster=self._config.cluster, state=NodeState.LEFT)
         except EblaError:
             return None
 

@@ -10,6 +10,7 @@ from ebla.control.topology.barrier_client import DownHosts
 from ebla.control.topology.deps import TopologyDeps, expires_at, remaining_ms
 from ebla.group0.join_admission import AdmissionView, admission_error, is_submitted, join_commands
 from ebla.group0.join_messages import (
+    MODE,
     JoinNodeQuery,
     JoinNodeQueryAnswer,
     JoinNodeRequest,
@@ -22,8 +23,6 @@ from ebla.topology.request_queue import LivenessView, latest_join, queue_positio
 from ebla.topology.snapshot import NodeRequest, Snapshot
 from ebla.wire.server import IncomingCall, Server
 from ebla.wire.verbs import JOIN_NODE_QUERY, JOIN_NODE_REQUEST
-
-MODE = "group0"
 
 
 class JoinService:

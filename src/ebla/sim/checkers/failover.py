@@ -3,7 +3,7 @@
 - INV-FAIL-1: without force, a majority of the voters reported an excluded host down; automatic failover waited for its
   whole time under one leader;
 - INV-FAIL-2: no more hosts are excluded automatically than `max_count` between two resets, and each is counted once;
-- INV-FAIL-3: a node that has known for `feed_silence_ms` that it is excluded serves nothing.
+- INV-FAIL-3: a node that is excluded serves nothing (`serving.py`).
 """
 
 from collections import deque
@@ -14,6 +14,7 @@ from ebla.model.identity import HostId
 from ebla.model.opinions import OpinionState
 from ebla.node.control_process import ControlProcess
 from ebla.settings_store.registry import AutoFailoverSettings
+from ebla.sim.checkers.serving import ServingChecker
 from ebla.sim.clusters.nodes import SimNode
 from ebla.sim.world import World
 from ebla.topology.snapshot import Exclusion, Snapshot
@@ -23,7 +24,6 @@ RECENT_S = 30.0
 """An exclusion is seen at most this long after the opinions that it is based on: its run is bounded."""
 SLACK_S = 3.0
 """Between the last evaluation and the first sample that shows the exclusion."""
-DRIFT = 1.001
 
 
 class FailoverChecker:
@@ -33,7 +33,7 @@ class FailoverChecker:
         self._world = world
         self._nodes = tuple(nodes)
         self._settings = settings
-        self._silence_s = feed_silence_ms / 1000 * DRIFT + 2 * SAMPLE_S
+        self._serving = ServingChecker(world, feed_silence_ms, SAMPLE_S)
         self._voters: deque[tuple[float, tuple[HostId, ...]]] = deque()
         self._down: dict[tuple[HostId, HostId], float] = {}
         """When each node last reported each host down."""
@@ -41,7 +41,6 @@ class FailoverChecker:
         """The term that each host leads in, and since when."""
         self._led_s: dict[HostId, deque[tuple[float, float]]] = {}
         """When each host stopped leading, and how long it had."""
-        self._knows_since: dict[HostId, float] = {}
         self._newest: Snapshot | None = None
         self._seen: dict[tuple[HostId, int], Exclusion] = {}
         self._automatic = 0
@@ -60,7 +59,7 @@ class FailoverChecker:
             if self._newest is None or snapshot.version > self._newest.version or _count(snapshot) < self._last_count:
                 self._check_changes(snapshot, now)
         for node in self._nodes:
-            self._check_serving(node, now)
+            self._serving.sample(node)
 
     @property
     def _last_count(self) -> int:
@@ -124,18 +123,6 @@ class FailoverChecker:
             led_s += [now - self._leads[one.by][1]] if one.by in self._leads else []
             if max(led_s, default=0.0) + SLACK_S < self._settings.after_ms / 1000:
                 self._world.fail(f"INV-FAIL-1: {one.by} excludes automatically and has led for {led_s} s")
-
-    def _check_serving(self, node: SimNode, now: float) -> None:
-        process = node.live_control
-        knows = process is not None and node.host in process.exclusions.hosts()
-        if not knows:
-            self._knows_since.pop(node.host, None)
-            return
-        since = self._knows_since.setdefault(node.host, now)
-        for shard in node.shards:
-            serves = shard.unit.running and shard.process is not None and shard.process.serves()
-            if serves and now - since > self._silence_s:
-                self._world.fail(f"INV-FAIL-3: {shard.unit.name} serves, {now - since:.1f} s after its node knows")
 
 
 def _count(snapshot: Snapshot) -> int:

@@ -6,6 +6,8 @@ INV-ROWS-2  a node routes no request by a version older than one whose barrier r
 INV-ROWS-3  nothing is merged under a session that was closed at a version whose barrier returned there, and no guard
             of it is held
 INV-ROWS-4  every process of the node has the version, and every pending replica in it accepts writes
+
+Beside these, no request is routed to a host that has left by the version of the request.
 """
 
 from collections.abc import Callable
@@ -13,6 +15,7 @@ from dataclasses import dataclass, field
 
 from ebla.model.identity import HostId, Replica, SessionId, TopologyVersion
 from ebla.topology.snapshot import Snapshot
+from ebla.topology.states import NodeState
 
 NONE = TopologyVersion(0)
 
@@ -32,6 +35,8 @@ class BarrierLedger:
         self._nodes: dict[HostId, _Node] = {}
         self._opened: dict[SessionId, TopologyVersion] = {}
         """The first version that lists each session."""
+        self._left: dict[HostId, TopologyVersion] = {}
+        """The first version by which each of these hosts has left."""
         self.barriers = 0
         self.effects = 0
         self.older_effects = 0
@@ -44,6 +49,8 @@ class BarrierLedger:
     def saw(self, snapshot: Snapshot) -> None:
         for session in snapshot.sessions:
             self._opened.setdefault(session, snapshot.version)
+        for node in snapshot.nodes_in(NodeState.LEFT):
+            self._left[node.host] = min(snapshot.version, self._left.get(node.host, snapshot.version))
 
     def returned(self, host: HostId, snapshot: Snapshot) -> None:
         """The barrier of this snapshot's version holds on the node."""
@@ -75,11 +82,14 @@ class BarrierLedger:
         if closed is not None:
             self._fail(f"INV-ROWS-3: {_name(own)} merges rows of session {session}, closed at version {closed}")
 
-    def sent(self, own: Replica, version: TopologyVersion) -> None:
+    def sent(self, own: Replica, version: TopologyVersion, target: Replica) -> None:
         """A request leaves a router."""
         node = self._node(own.host)
         if version < node.version:
             self._fail(f"INV-ROWS-2: {_name(own)} routes by version {version} after the barrier of {node.version}")
+        left = self._left.get(target.host)
+        if left is not None and version >= left:
+            self._fail(f"{_name(own)} routes by version {version} to {_name(target)}, which has left at {left}")
 
     def _node(self, host: HostId) -> _Node:
         found = self._nodes.get(host)

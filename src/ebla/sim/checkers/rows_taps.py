@@ -55,7 +55,7 @@ class ShardTaps:
 
     def __init__(self, ledger: BarrierLedger, own: Replica, now: Callable[[], float]) -> None:
         self._ledger = ledger
-        self._own = own
+        self.own = own
         self._now = now
         self._events = 0
         self._sending: dict[int, TopologyVersion] = {}
@@ -80,8 +80,8 @@ class ShardTaps:
         self._ledger.saw(view.snapshot)
 
     @contextmanager
-    def sending(self, version: TopologyVersion) -> "Iterator[None]":
-        self._ledger.sent(self._own, version)
+    def sending(self, version: TopologyVersion, target: Replica) -> "Iterator[None]":
+        self._ledger.sent(self.own, version, target)
         self._events += 1
         number = self._events
         self._sending[number] = version
@@ -97,7 +97,7 @@ class ShardTaps:
         view = self._view
         if view is None:
             return  # it is starting, and will get a state that is at least as new
-        name = f"shard {self._own.shard} of host {self._own.host}"
+        name = f"shard {self.own.shard} of host {self.own.host}"
         if view.version < version:
             self._ledger.fail(f"INV-ROWS-4: {name} has version {view.version}, the barrier of {version} returned")
         for sent in self._sending.values():
@@ -113,7 +113,7 @@ class ShardTaps:
     def _check_guards(self, name: str) -> None:
         assert self.replica is not None
         for session in self.replica.context.guards.closing:
-            if self._ledger.is_closed(self._own.host, session):
+            if self._ledger.is_closed(self.own.host, session):
                 self._ledger.fail(f"INV-ROWS-3: {name} holds a guard of session {session}, and a barrier returned")
 
     def _check_pending(self, name: str, view: View) -> None:
@@ -122,7 +122,7 @@ class ShardTaps:
         for table, tablets in view.snapshot.tablets.items():
             for number, transition in tablets.transitions():
                 pending = pending_replicas(tablets.replicas(number), transition.new_replicas)
-                if self._own in pending and stacks.find(table, encode_token(tablets.last_token(number))) is None:
+                if self.own in pending and stacks.find(table, encode_token(tablets.last_token(number))) is None:
                     self._ledger.fail(f"INV-ROWS-4: {name} has no replica of tablet {number}, which is pending here")
 
     # -- inside ------------------------------------------------------------------------------------------------------
@@ -138,7 +138,7 @@ class ShardTaps:
             finally:
                 self._in_write = False
             for index in batch.made[made:]:
-                self._ledger.effect(self._own, batch.writes[index].version)
+                self._ledger.effect(self.own, batch.writes[index].version)
 
         async def watched_finish(batch: Any, deadline_ms: int) -> WriteRowsAnswer:
             self._events += 1
@@ -166,7 +166,7 @@ class ShardTaps:
         def watched_open(stack: "Stack", live: "Layer", items: "Sequence[Item]") -> int:
             if not self._in_write:
                 self._note_adopted(_WRITE.get())
-                self._ledger.streamed(self._own, _SESSION.get(), len(items))
+                self._ledger.streamed(self.own, _SESSION.get(), len(items))
             return write_open(stack, live, items)
 
         adopt = replica.adoptions.adopt
@@ -209,7 +209,7 @@ class ShardTaps:
 
     def _note_adopted(self, write: AdoptRequest | None) -> None:
         if write is not None and write.version is not None:
-            self._ledger.effect(self._own, write.version)
+            self._ledger.effect(self.own, write.version)
 
 
 def _is_there(store: "ShardStore", write: AdoptRequest | None) -> bool:
@@ -226,17 +226,17 @@ class WatchedReplicaClients(ShardClients):
         self._echo_tasks = tasks
 
     async def write(self, target: Replica, request: WriteRowsRequest, deadline_ms: int) -> WriteRowsAnswer:
-        with self._taps.sending(min(write.version for write in request.writes)):
+        with self._taps.sending(min(write.version for write in request.writes), target):
             if self._rng.random() < ECHO_SHARE:
                 self._echo_tasks.create_task(self._echo(target, request))
             return await super().write(target, request, deadline_ms)
 
     async def read(self, target: Replica, request: ReadRowsRequest, deadline_ms: int) -> ReadRowsAnswer:
-        with self._taps.sending(request.version):
+        with self._taps.sending(request.version, target):
             return await super().read(target, request, deadline_ms)
 
     async def read_own(self, request: ReadRowsRequest, deadline_ms: int) -> ReadRowsAnswer:
-        with self._taps.sending(request.version):
+        with self._taps.sending(request.version, self._taps.own):
             return await super().read_own(request, deadline_ms)
 
     async def _echo(self, target: Replica, request: WriteRowsRequest) -> None:

@@ -54,9 +54,9 @@ class StartsLedger(BarrierLedger):
         self._require_confirmed(own.host, "writes a row")
         super().effect(own, version)
 
-    def sent(self, own: Replica, version: TopologyVersion) -> None:
+    def sent(self, own: Replica, version: TopologyVersion, target: Replica) -> None:
         self._require_confirmed(own.host, "routes a request")
-        super().sent(own, version)
+        super().sent(own, version, target)
 
     def returned(self, host: HostId, snapshot: Snapshot) -> None:
         node = self._node_of(host)

@@ -1,24 +1,31 @@
 """The promises of node operations, checked on every committed state and by samples of the coordinator.
 
 - INV-NODE-1 to INV-NODE-19 on every version, INV-NODE-22 and INV-ATOM-4 whenever no atomic change is unfinished;
+- INV-NODE-23: an excluded node that gains ranges without their rows is marked as incomplete;
 - INV-NODE-21: no node runs a Raft server before it is accepted;
 - an operation that makes no progress has a cause, which the coordinator names;
-- a request is cancelled only after its objection has stood for the whole grace period.
+- a request is cancelled only after its objection has stood for the whole grace period, or because its node goes;
+- a queue with a request that can run moves;
+- the outcome of a request agrees with the rows (`request_outcomes.py`).
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from ebla.control.coordinator.coordinator import Coordinator
 from ebla.group0.change_feed import ChangeSet
 from ebla.group0.store import Group0Store
 from ebla.model.identity import HostId, RequestId, SessionId, TopologyVersion
+from ebla.model.token import merge_ranges, subtract_ranges
 from ebla.model.transaction import MEMBERS_PREFIX
 from ebla.node.control_process import ControlProcess
 from ebla.settings_store.registry import TopologySettings
 from ebla.sim.checkers.operations import early_server_problem, settled_problem
+from ebla.sim.checkers.request_outcomes import is_ended_by_other, outcome_problem
 from ebla.sim.world import World
 from ebla.topology.invariants import violations, violations_between
-from ebla.topology.request_queue import LivenessView, StartRequest, choose_request, pending_requests
+from ebla.topology.request_queue import LivenessView, QueueChoice, StartRequest, choose_request, pending_requests
+from ebla.topology.routing.replica_sets import ReplicaSets, VnodeReplicas
 from ebla.topology.snapshot import NodeRequest, Snapshot
 from ebla.topology.states import RequestOutcome, SessionKind, TransitionState
 
@@ -47,6 +54,8 @@ class TopologyLedger:
         self.states: dict[TransitionState, int] = {}
         """How often each was entered."""
         self.ended: dict[RequestId, NodeRequest] = {}
+        self.ended_by_others: dict[RequestId, None] = {}
+        """Because their nodes went."""
 
     # ---- every committed state
 
@@ -90,12 +99,18 @@ class TopologyLedger:
                 self._opened.setdefault(session.id, snapshot.version)
         for request in snapshot.node_requests.values():
             if not request.is_open:
-                self._note_end(request)
+                self._note_end(request, snapshot)
         found = violations(snapshot)
         if found:
             self._world.fail(f"{name}: version {snapshot.version}: {found[0]}")
 
-    def _note_end(self, request: NodeRequest) -> None:
+    def _note_end(self, request: NodeRequest, snapshot: Snapshot) -> None:
+        if request.id not in self.ended and snapshot.version - request.end_version <= 1:
+            problem = outcome_problem(request, snapshot)
+            if problem is not None:
+                self._world.fail(f"version {snapshot.version}: {problem}")
+            if is_ended_by_other(request, snapshot):
+                self.ended_by_others[request.id] = None
         known = self.ended.setdefault(request.id, request)
         if known != request:
             self._world.fail(f"request {request.id} ended as {known.outcome} ({known.error}), and then: {request}")
@@ -107,7 +122,7 @@ class TopologyLedger:
             return
         self._pairs[(before, after)] = None
         one, two = self._seen[before], self._seen[after]
-        found = violations_between(one, two)
+        found = (*map(str, violations_between(one, two)), *gains_without_rows(one, two))
         if found:
             self._world.fail(f"{name}: versions {one.version} to {two.version}: {found[0]}")
         if two.transition is not None and two.transition is not one.transition:
@@ -135,6 +150,22 @@ class TopologyLedger:
         ]
 
 
+def gains_without_rows(before: Snapshot, after: Snapshot) -> Iterator[str]:
+    """INV-NODE-23: an excluded node that becomes a replica without having been a pending one lacks rows, and must be
+    marked."""
+    sets_before, sets_after = ReplicaSets(before), ReplicaSets(after)
+    for host in after.excluded_hosts:
+        if host not in before.excluded_hosts or after.nodes[host].is_incomplete:
+            continue
+        for table in after.tables:
+            if table in before.tables and not after.on_tablets(table):
+                known = sets_before.of(table)
+                assert isinstance(known, VnodeReplicas), "a keyspace stays on vnodes"
+                natural = merge_ranges(tuple(sets_after.of(table).ranges_of(host)))
+                if subtract_ranges(natural, known.held_ranges_of(host).ranges):
+                    yield f"INV-NODE-23: {host} is excluded, gains ranges of {table}, and counts as complete"
+
+
 @dataclass(slots=True)
 class _Progress:
     shown: object
@@ -153,6 +184,8 @@ class CoordinatorSamples:
     _progress: dict[RequestId, _Progress] = field(default_factory=dict)
     _could_run: dict[RequestId, float] = field(default_factory=dict)
     """When each pending request was last seen to be viable, or something ran."""
+    _runnable: _Progress | None = None
+    """The request that could start now, of which coordinator, and since when."""
     _judged: dict[RequestId, None] = field(default_factory=dict)
     _early_since: float | None = None
 
@@ -160,10 +193,13 @@ class CoordinatorSamples:
         """Of the node that coordinates; None: nobody does. `down` are the hosts that it sees as down."""
         if process is None or process.coordinator is None or process.coordinator.current is None:
             self._progress.clear()
+            self._runnable = None
             return
         snapshot = process.topology.snapshot
         self._check_causes(host, process.coordinator, snapshot, process)
-        self._note_queue(snapshot, down)
+        choice = self._note_queue(snapshot, down)
+        waits = process.coordinator.causes.of(None) is not None
+        self._check_queue(host, choice.request.id if isinstance(choice, StartRequest) and not waits else None)
 
     def _check_causes(
         self, host: HostId | None, coordinator: Coordinator, snapshot: Snapshot, process: ControlProcess
@@ -187,7 +223,7 @@ class CoordinatorSamples:
         for gone in [one for one in self._progress if all(one != each.id for each in opened)]:
             del self._progress[gone]
 
-    def _note_queue(self, snapshot: Snapshot, down: tuple[HostId, ...]) -> None:
+    def _note_queue(self, snapshot: Snapshot, down: tuple[HostId, ...]) -> QueueChoice | None:
         now = self.world.now()
         alive = frozenset(host for host in snapshot.nodes if host not in down)
         is_idle = snapshot.node_in_transition() is None and snapshot.transition is None
@@ -196,6 +232,17 @@ class CoordinatorSamples:
         for request in pending_requests(snapshot):
             if not blocked or request.id not in self._could_run:
                 self._could_run[request.id] = now
+        return choice
+
+    def _check_queue(self, host: HostId | None, runnable: RequestId | None) -> None:
+        """None: no request can start, or the coordinator waits for something else and says so."""
+        now, shown = self.world.now(), (host, runnable)
+        if runnable is None:
+            self._runnable = None
+        elif self._runnable is None or self._runnable.shown != shown:
+            self._runnable = _Progress(shown, now)
+        elif now - self._runnable.since > SILENT_S:
+            self.world.fail(f"request {runnable} can run since {self._runnable.since:.0f} s, and is not started")
 
     def check_cancellations(self) -> None:
         """Of requests that have ended since the last sample."""
@@ -206,6 +253,8 @@ class CoordinatorSamples:
             viable_at = self._could_run.get(request.id, self.world.now())
             stood_s = self.world.now() - viable_at
             is_early = stood_s + SLACK_S < self.settings.request_grace_ms / 1000
+            if request.id in self.ledger.ended_by_others:
+                continue
             if request.error.startswith(CANCELLED) and is_early:
                 self.world.fail(
                     f"request {request.id} was cancelled, and could run {stood_s:.1f} s ago: {request.error}"

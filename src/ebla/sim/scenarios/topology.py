@@ -10,11 +10,13 @@ from ebla.group0.operations import read_record
 from ebla.model.consistency import ConsistencyLevel as Level
 from ebla.model.errors import EblaError
 from ebla.ports.environment import Environment
+from ebla.sim.checkers.request_outcomes import last_problem
 from ebla.sim.checkers.rows import Cell
+from ebla.sim.checkers.serving import ServingChecker
 from ebla.sim.checkers.topology import SAMPLE_S, CoordinatorSamples
 from ebla.sim.checkers.transfers import find_leftovers
 from ebla.sim.clusters.growing_nodes import TOPOLOGY_SETTINGS, GrowingCluster, build_cluster
-from ebla.sim.clusters.nodes import SimNode
+from ebla.sim.clusters.nodes import LIMITS, SimNode
 from ebla.sim.clusters.transfer_nodes import supervise_pipelines
 from ebla.sim.faults import devices, links
 from ebla.sim.faults.harsh import DEVICE_FAULTS, LINK_FAULTS, PROCESS_FAULTS, InjectedFault, harsh
@@ -95,7 +97,8 @@ async def run(world: World) -> None:
         f"{operator.counts}, states {states}, causes {samples.causes}; {cluster.ledger.adoptions} layers adopted, "
         f"{cluster.ledger.merged_rows} rows merged, {cluster.engine.zombies} zombies; "
         f"{len(growth.deleted.deleted)} rows deleted, {growth.deleted.reads} of them read; "
-        f"{load.ledger.acknowledged} writes acknowledged, {load.ledger.reads} reads, {cluster.gains.gains} gains",
+        f"{load.ledger.acknowledged} writes acknowledged, {load.ledger.reads} reads, {cluster.gains.gains} gains, "
+        f"{cluster.gains.kept_gains} of them of rows that were there before",
     )
 
 
@@ -115,8 +118,8 @@ async def start(world: World) -> Growth:
         unit.start()
     await cluster.wait_all_normal()
     growth.struck.append(_start_schema_changer(growth, cluster.nodes[0], keyspaces))
-    counts = load.tables, growth.deleted.tables
-    await wait_until(lambda: all(len(one) == len(keyspaces) for one in counts), world, "the tables are not there")
+    count, deleted = len(keyspaces), growth.deleted.tables
+    await wait_until(lambda: len(load.tables) == count and len(deleted) == count + 1, world, "the tables are not there")
     start_row_clients(load, CLIENTS, WORKERS)
     _start_deleting(growth)
     return growth
@@ -141,9 +144,12 @@ def _start_deleting(growth: Growth) -> None:
 
 async def _sample(growth: Growth, samples: CoordinatorSamples) -> None:
     cluster = growth.cluster
+    serving = ServingChecker(growth.world, LIMITS.feed_silence_ms, SAMPLE_S)
     while True:
         await asyncio.sleep(SAMPLE_S)
         growth.follow()
+        for node in cluster.present():
+            serving.sample(node, has_left=cluster.state_of(node) is NodeState.LEFT)
         leader = cluster.leader()
         if leader is None or not leader[0].control.running:
             samples.sample(None, None, ())
@@ -174,8 +180,13 @@ async def _judge(growth: Growth) -> None:
     for cell in growth.deleted.deleted:
         world.check(await _is_gone(judge, cell), f"{cell} cannot be read at ALL, although everything is healed")
     await check_replicas(load)
-    swept = await world.wait_for(lambda: _leftovers(cluster) is None, SWEEP_S)
-    world.check(swept, str(_leftovers(cluster)))
+    swept = await world.wait_for(lambda: leftovers(cluster) is None, SWEEP_S)
+    world.check(swept, str(leftovers(cluster)))
+    newest = cluster.newest()
+    world.check(newest is not None, "no node runs")
+    if newest is not None:
+        problem = last_problem(cluster.topology.ended.values(), newest)
+        world.check(problem is None, str(problem))
     cluster.ledger.check_files()
     world.check(load.ledger.acknowledged > world.seconds / 2, f"only {load.ledger.acknowledged} writes")
 
@@ -240,7 +251,7 @@ def _same_everywhere(cluster: GrowingCluster) -> bool:
     )
 
 
-def _leftovers(cluster: GrowingCluster) -> str | None:
+def leftovers(cluster: GrowingCluster) -> str | None:
     present = cluster.present()
     found = (find_leftovers(cluster.world.disk_of(node.control.machine), node.folder) for node in present)
     return next((one for one in found if one is not None), None)

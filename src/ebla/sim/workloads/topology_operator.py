@@ -5,6 +5,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 
+import msgspec
+
 from ebla.control.fault_points import FaultPoint
 from ebla.group0.operations import Operation, OperationKind
 from ebla.model.errors import EblaError
@@ -18,11 +20,12 @@ from ebla.sim.workloads.rows_client import RowsLoad
 from ebla.sim.workloads.rows_table import COLUMNS
 from ebla.sim.workloads.topology_driver import TopologyDriver
 from ebla.topology.frozen_map import FrozenMap
-from ebla.topology.snapshot import GlobalRequest, NodeRequest, Snapshot
-from ebla.topology.states import GlobalRequestKind, NodeRequestKind, NodeState
+from ebla.topology.snapshot import GlobalRequest, Keyspace, NodeRequest, Replication, Snapshot
+from ebla.topology.states import GlobalRequestKind, NodeRequestKind, NodeState, Strategy
 from ebla.wire.fault_messages import FaultKind
 from ebla.wire.operation_messages import OperateRequest
 from ebla.wire.schema_messages import (
+    AlterKeyspaceRequest,
     CreateKeyspaceRequest,
     CreateTableRequest,
     DropTableRequest,
@@ -46,6 +49,11 @@ POINTS = tuple(
 )
 DELETED = "d"
 """The name of the tables whose tombstones are purged at once."""
+ALTERED = Keyspace(name="alt", replication=Replication(Strategy.SIMPLE, (("", 3),)), on_tablets=False)
+"""Its replication changes: nodes lose ranges and gain them again. It has only rows that are deleted, because an
+acknowledged one can be lost that way."""
+FACTORS = {2: 3, 3: 2}
+"""One changes to the other."""
 
 
 class SchemaChanger(TopologyDriver):
@@ -68,13 +76,16 @@ class SchemaChanger(TopologyDriver):
         purged = TableOptions(tombstone_gc=TombstoneGc.IMMEDIATE)
         for keyspace in self.keyspaces:
             await self._change_schema(CreateKeyspaceRequest(keyspace, if_not_exists=True))
-            for name, options in (("t", TableOptions()), (DELETED, purged)):
-                await self._change_schema(
-                    CreateTableRequest(
-                        keyspace=keyspace.name, name=name, columns=COLUMNS, options=options, if_not_exists=True
-                    )
-                )
+            await self._create_table(keyspace, "t", TableOptions())
+            await self._create_table(keyspace, DELETED, purged)
+        await self._change_schema(CreateKeyspaceRequest(ALTERED, if_not_exists=True))
+        await self._create_table(ALTERED, DELETED, purged)
         self._learn(await self._observe())
+
+    async def _create_table(self, keyspace: Keyspace, name: str, options: TableOptions) -> None:
+        await self._change_schema(
+            CreateTableRequest(keyspace=keyspace.name, name=name, columns=COLUMNS, options=options, if_not_exists=True)
+        )
 
     async def _step(self) -> None:
         await asyncio.sleep(self._rng.random() * THINK_S)
@@ -83,12 +94,21 @@ class SchemaChanger(TopologyDriver):
             await self._drop_passing(snapshot)
             return
         kind = self._rng.randrange(0, 100)
-        if kind < 25:
+        if kind < 20:
             await self._add_column(snapshot)
-        elif kind < 80:
+        elif kind < 50:
+            await self._alter_replication(snapshot)
+        elif kind < 85:
             await self._come_and_go(snapshot)
         else:
             await self._truncate(snapshot)
+
+    async def _alter_replication(self, snapshot: Snapshot) -> None:
+        """Not while a node is excluded: it would become incomplete, and has to be replaced."""
+        if not snapshot.excluded_hosts:
+            ((place, factor),) = snapshot.keyspaces[ALTERED.name].replication.factors
+            changed = Replication(Strategy.SIMPLE, ((place, FACTORS[factor]),))
+            await self._change_schema(AlterKeyspaceRequest(msgspec.structs.replace(ALTERED, replication=changed)))
 
     async def _truncate(self, snapshot: Snapshot) -> None:
         """Only tables without readers: a truncated table has another id."""
@@ -235,12 +255,16 @@ class GrowthOperator:
         newest = self.cluster.newest()
         if node is None or newest is None or newest.excluded_hosts or self.cluster.dead:
             return None  # an excluded node would become incomplete, and those that hold tablets cannot be removed
+        await self._die(node)
+        return node
+
+    async def _die(self, node: SimNode) -> None:
+        """For good, unless no request about it comes. Until others notice it."""
         self.cluster.dead[node.host] = self.cluster.world.now() + GIVE_UP_S
         for unit in node.units():
             unit.kill()
         silent_s = 2 * LIMITS.peer_silence_ms / 1000
         await asyncio.sleep(silent_s)
-        return node
 
     async def _repair_cdc(self) -> None:
         self.counts.repairs += 1
@@ -299,6 +323,14 @@ class GrowthOperator:
         await self._operate(OperationKind.EXCLUDE, host, is_forced=self.environment.rng.random() < 0.4)
 
     async def _include(self) -> None:
+        """An incomplete node is never included again (INV-NODE-23). It is replaced."""
+        newest = self.cluster.newest()
+        for node in self.cluster.present():
+            if newest is not None and node.host in newest.nodes and newest.nodes[node.host].is_incomplete:
+                if node.host not in self.cluster.dead:
+                    await self._die(node)
+                    self._start(self.cluster.grow(node))
+                return
         excluded = sorted({host for one in self.cluster.snapshots().values() for host in one.excluded_hosts})
         if excluded:
             await self._operate(OperationKind.INCLUDE, self.environment.rng.choice(excluded))

@@ -61,13 +61,14 @@ class Rig:
     events: list[tuple[str, dict[str, object]]] = field(default_factory=list)
     reached: list[FaultPoint] = field(default_factory=list)
     replaced: str = ""
+    member: Server | None = None
 
     # ---- the member
 
     async def serve_member(self, environment: Environment) -> None:
         introduction = Introduction(host=MEMBER, cluster=CLUSTER, cluster_name="sim")
         async with asyncio.TaskGroup() as tasks:
-            server = Server(tasks, introduction, discard_event)
+            self.member = server = Server(tasks, introduction, discard_event)
             server.serve(GROUP0_DISCOVER, self.discover)
             server.serve(JOIN_NODE_REQUEST, self.join)
             server.serve(JOIN_NODE_QUERY, self.query)
@@ -249,6 +250,27 @@ async def test_a_rejection_that_does_not_reach_the_node_is_learned_by_its_query(
     assert "it lacks features" in rig.ended_by.message
     assert "ebla reset-node" in rig.ended_by.advice
     assert "join.rejected" in [event for event, _ in rig.events]
+
+
+async def test_a_node_whose_join_has_ended_learns_it_from_members_that_refuse_it(rig: Rig, /) -> None:
+    """They serve nobody whose row is left, and so no query."""
+    rig.world.units["node"].start()
+    await rig.wait_request()
+    assert rig.member is not None
+    rig.member.exclude(frozenset(), frozenset({NODE}))
+    await rig.wait_for(lambda: rig.ended_by is not None)
+    assert isinstance(rig.ended_by, NotAdmitted)
+    assert "its host has left the cluster" in rig.ended_by.message
+
+
+async def test_a_node_that_has_left_repeats_no_request(rig: Rig, /) -> None:
+    rig.refusal = Unavailable("no leader")
+    rig.world.units["node"].start()
+    await rig.wait_for(lambda: bool(rig.requests))
+    assert rig.member is not None
+    rig.member.exclude(frozenset(), frozenset({NODE}))
+    await rig.wait_for(lambda: rig.ended_by is not None)
+    assert isinstance(rig.ended_by, NotAdmitted)
 
 
 async def test_a_rejection_is_answered_before_the_node_ends(rig: Rig, /) -> None:

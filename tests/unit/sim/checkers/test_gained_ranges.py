@@ -5,7 +5,7 @@ from typing import cast
 
 import pytest
 from tests.async_tests import runs_in
-from tests.unit.replica.ring_of_two import ALONE, JOINED, JOINING, LEAVING, LEFT, OLD, at
+from tests.unit.replica.ring_of_two import ALONE, FRESH, JOINED, JOINING, LEAVING, LEFT, OLD, at
 from tests.unit.replica.shard_rig import OWN, ShardRig, in_shard, write_of
 
 from ebla.feed.topology_view import View
@@ -13,14 +13,18 @@ from ebla.node.shard_process import ShardProcess
 from ebla.sim.checkers.gained_ranges import GainedRangesLedger
 from ebla.storage.manifest import HeldRanges
 
+LEAVES_AT = 5
 
-async def lose_and_gain(shard: ShardRig) -> tuple[GainedRangesLedger, list[str]]:
+
+async def lose_and_gain(shard: ShardRig, *, late_write: bool = False) -> tuple[GainedRangesLedger, list[str]]:
     problems: list[str] = []
     ledger = GainedRangesLedger(fail=problems.append)
     stacks = shard.stacks
 
     async def prepare(view: View, _before: View | None) -> None:
         await unwatched(view)
+        if late_write and view.version == LEAVES_AT:
+            await shard.write(write_of(FRESH))
 
     unwatched = stacks.prepare
     process = SimpleNamespace(prepare=prepare, own=OWN, name="shard-0")
@@ -32,7 +36,7 @@ async def lose_and_gain(shard: ShardRig) -> tuple[GainedRangesLedger, list[str]]
     stacks.prepare = watched  # type: ignore[method-assign]  # as the process would call it
     await shard.follow(at(2, ALONE))
     await shard.write(write_of(OLD))
-    for version, second in ((3, JOINING), (4, JOINED), (5, LEAVING), (6, LEFT)):
+    for version, second in ((3, JOINING), (4, JOINED), (LEAVES_AT, LEAVING), (6, LEFT)):
         await shard.follow(at(version, second))
     return ledger, problems
 
@@ -53,3 +57,10 @@ async def test_a_row_that_stays_is_found_in_the_stack_and_in_the_log(
     assert any("is in its stack" in one for one in problems)
     assert any("is in records of its commit log" in one for one in problems)
     assert all(one.startswith("INV-NODE-20: shard-0 of ") for one in problems)
+
+
+@runs_in(in_shard)
+async def test_a_late_write_of_an_older_version_stays(shard: ShardRig, /) -> None:
+    """It arrives between the mark that hides the range and the end of the preparation."""
+    _, problems = await lose_and_gain(shard, late_write=True)
+    assert not problems
