@@ -173,7 +173,7 @@ class Scan:
     def __init__(self) -> None:
         self._found: Sequence[pa.RecordBatch] = ()
 
-    def ask(self, job: ScanJob) -> pa.Schema:
+    def start(self, job: ScanJob) -> pa.Schema:
         folders = [Path(folder) for stack in job.stacks for folder, _ in stack.layers]
         rows = [item for folder in folders for item in msgspec.msgpack.decode((folder / "rows").read_bytes())]
         spans = key_spans(job.query.range)
@@ -183,8 +183,8 @@ class Scan:
                 starts = range(0, len(rows), ROWS_OF_A_BATCH)
                 self._found = [rows_batch(rows[start : start + ROWS_OF_A_BATCH]) for start in starts]
                 return ROWS_SCHEMA
-            case HashesQuery() as asked:
-                hashes = RangeHasher(job.schema, asked.range, asked.buckets, asked.gc_before_s)
+            case HashesQuery() as query:
+                hashes = RangeHasher(job.schema, query.range, query.buckets, query.gc_before_s)
                 if rows:
                     hashes.add(chunk_of(ChunkShape(job.schema), *rows_batch(rows).columns))
                 self._found = [hashes.result()]
